@@ -67,7 +67,11 @@ class Storage(Protocol):
         """Remove the object `name` and everything below it; what is not there is no error."""
 
     def local(self, name: str) -> Path:
-        """A local file with the object's content: the file itself, or a copy kept for this version of the object."""
+        """A local file with the object's content: the file itself, or a copy kept for this version of it.
+
+        Raises:
+            FileNotFoundError: there is no such object.
+        """
 
 
 class FileStorage:
@@ -129,7 +133,10 @@ class FileStorage:
             path.unlink(missing_ok=True)
 
     def local(self, name: str) -> Path:
-        return self._path(name)
+        path = self._path(name)
+        if not path.exists():
+            raise FileNotFoundError(f"{path} does not exist")
+        return path
 
     @contextmanager
     def _replacing(self, name: str) -> Iterator[IO[bytes]]:
@@ -260,6 +267,13 @@ def open_storage(uri: str) -> Storage:
 def _local_path(uri: str) -> Path:
     path = uri.removeprefix("file://") if uri.startswith("file://") else uri.removeprefix("file:")
     return Path(path).expanduser().absolute()
+
+
+def has_credentials() -> bool:
+    """Whether boto3's chain finds AWS credentials; asks no service but the machine's own metadata."""
+    import boto3
+
+    return boto3.Session().get_credentials() is not None
 
 
 def find(uri: str) -> tuple[Storage, Entries]:

@@ -1,6 +1,6 @@
 """What is learned and how: the configuration sections that the model package owns."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -25,6 +25,11 @@ class SourceConfig(Section):
     name: str = Field("", description="Name in the reports; empty means the last folder of the URI.")
     text_field: str = Field("text", min_length=1, description="Field or column that holds the text (.jsonl, .parquet).")
     txt_document: Literal["file", "line"] = Field("file", description="What one document is in a .txt file.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_uri(cls, value: Any) -> Any:
+        return {"uri": value} if isinstance(value, str) else value
 
 
 class FilterConfig(Section):

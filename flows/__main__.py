@@ -1,0 +1,196 @@
+"""The command line, `jumbo`: every command takes the flow's own configuration, over a preset and the environment."""
+
+import os
+import sys
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Any
+
+# Prefect's console lines give way to one line a stage; errors are printed once, by main().
+os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+
+from pydantic import BaseModel, Field
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    CliSubCommand,
+    EnvSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from flows.presets import preset, preset_names
+from tasks.config import PipelineConfig
+
+
+class _Environment(PipelineConfig, BaseSettings):
+    """PipelineConfig read from variables such as JUMBO_TRAINING__STEPS."""
+
+    model_config = SettingsConfigDict(env_prefix="JUMBO_", env_nested_delimiter="__", extra="forbid")
+
+
+class _Configured(PipelineConfig):
+    preset: str = Field("laptop", description=f"Configuration to start from: {', '.join(preset_names())}.")
+
+
+class Pretrain(_Configured):
+    """The whole graph: raw text -> documents -> tokenizer -> tokens -> scaling validation -> training -> evaluation ->
+    report. Run it again with the same --run-uri and it continues where it stopped.
+
+    Example: jumbo pretrain --preset laptop --run-uri runs/mine --training.steps 50
+    """
+
+
+class Prepare(_Configured):
+    """Documents, tokenizer and token shards only; needs no cluster.
+
+    Example: jumbo prepare --run-uri runs/mine --data.sources 'texts/*.txt'
+    """
+
+
+class ValidateScaling(_Configured):
+    """Measure the cluster with the real model and hold the figures against the thresholds: go or no-go."""
+
+
+class Score(_Configured):
+    """Evaluate a checkpoint of a run again, with the evaluation settings given here.
+
+    Example: jumbo score --run-uri runs/mine --step 40
+    """
+
+    step: int | None = Field(None, ge=1, description="Step of the checkpoint; the newest complete one if not given.")
+
+
+class Janitor(BaseModel):
+    """End every cluster on this machine whose lease has expired or whose owner is dead."""
+
+
+class Doctor(BaseModel):
+    """What is installed, what is missing, and what this machine can run."""
+
+
+class Jumbo(BaseSettings):
+    """Train your own Jurassic-class language model, end to end.
+
+    Values come from --preset, then JUMBO_… variables (JUMBO_TRAINING__STEPS=50), then the options given here. The
+    defaults that a command's --help shows hold where the preset says nothing.
+    """
+
+    model_config = SettingsConfigDict(
+        cli_prog_name="jumbo", cli_kebab_case=True, cli_implicit_flags=True, cli_hide_none_type=True, cli_avoid_json=True
+    )
+
+    pretrain: CliSubCommand[Pretrain] = Field(description="The whole graph: raw text to an evaluated model and a report.")
+    prepare: CliSubCommand[Prepare] = Field(description="Documents, tokenizer and token shards only; no cluster.")
+    validate_scaling: CliSubCommand[ValidateScaling] = Field(description="Measure the cluster: go or no-go.")
+    score: CliSubCommand[Score] = Field(description="Evaluate any checkpoint of a run again.")
+    janitor: CliSubCommand[Janitor] = Field(description="End clusters whose lease has expired.")
+    doctor: CliSubCommand[Doctor] = Field(description="What is installed and what this machine can run.")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command. Exit code 2: the input is wrong, nothing ran; 1: the run failed; 130: interrupted."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        command, options = _parse(arguments or ["--help"])
+        run = _prepare_command(command, options)
+    except ValueError as error:
+        _fail(str(error), 2)
+    run()
+
+
+def _parse(arguments: list[str]) -> tuple[str, dict[str, Any]]:
+    """The command and the options that were given, as nested fields; values are still text."""
+    try:
+        given = CliSettingsSource[Any](Jumbo, cli_parse_args=arguments, cli_exit_on_error=False)()
+    except SettingsError as error:
+        raise ValueError(_explain(str(error), arguments)) from None
+    command = next(name for name in Jumbo.model_fields if isinstance(given.get(name), dict))
+    return command, {key: value for key, value in given[command].items() if value is not None}
+
+
+def _explain(error: str, arguments: list[str]) -> str:
+    message = error.removeprefix("error parsing CLI: ")
+    if not message.startswith("unrecognized arguments: "):
+        return message
+    option = message.removeprefix("unrecognized arguments: ").split()[0].split("=")[0]
+    near = get_close_matches(option, _option_names(PipelineConfig), n=1)
+    hint = f" (did you mean {near[0]}?)" if near else f" (see jumbo {arguments[0]} --help)"
+    return f"unknown field: {option}{hint}"
+
+
+def _option_names(section: type[BaseModel], prefix: str = "--") -> list[str]:
+    names = []
+    for name, field in section.model_fields.items():
+        option = prefix + name.replace("_", "-")
+        nested = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        names += _option_names(field.annotation, f"{option}.") if nested else [option]  # type: ignore[arg-type]
+    return names
+
+
+def _prepare_command(command: str, options: dict[str, Any]) -> Callable[[], None]:
+    """What is left to run once the input has been found good.
+
+    Raises:
+        ValueError: the input is wrong.
+    """
+    if command == "doctor":
+        from flows.doctor import doctor
+
+        return doctor
+    if command == "janitor":
+        from flows.janitor import janitor
+
+        return lambda: _run(janitor)
+    step = options.pop("step", None)
+    config = preset(options.pop("preset", "laptop"), EnvSettingsSource(_Environment)(), options)
+    from tasks.preflight import check_run, check_scoring
+
+    if command == "score":
+        from flows.scoring import scoring
+
+        check_scoring(config, step := None if step is None else int(step))
+        return lambda: _run(scoring, config, step)
+    check_run(config, needs_cluster=command != "prepare")
+    return lambda: _run(_flow(command), config)
+
+
+def _flow(command: str) -> Callable[..., Any]:
+    if command == "prepare":
+        from flows.preparation import preparation
+
+        return preparation
+    if command == "validate_scaling":
+        from flows.scaling_validation import scaling_validation
+
+        return scaling_validation
+    from flows.pretrain import pretrain
+
+    return pretrain
+
+
+def _run(flow: Callable[..., Any], *parameters: Any) -> None:
+    """Run a flow with its stages drawn in the terminal."""
+    from flows.console import show_stages
+
+    display = show_stages()
+    try:
+        result = flow(*parameters)
+    except KeyboardInterrupt:
+        display.close()
+        _fail("interrupted; the same command continues where it stopped", 130)
+    except Exception as error:  # noqa: BLE001 - the last frame of the program: said once, as an exit code and a message
+        display.close()
+        _fail(str(error) or repr(error), 2 if isinstance(error, ValueError) else 1)
+    display.close()
+    for line in result.lines() if hasattr(result, "lines") else ():
+        display.console.print(line, soft_wrap=True)
+
+
+def _fail(message: str, code: int) -> None:
+    sys.stderr.write(f"jumbo: {message}\n")
+    raise SystemExit(code)
+
+
+if __name__ == "__main__":
+    main()

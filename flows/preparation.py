@@ -1,0 +1,23 @@
+"""Data, tokenizer and token shards, without a cluster: raw text -> documents -> tokenizer -> token shards."""
+
+from prefect import flow
+
+from tasks.config import PipelineConfig
+from tasks.manifest import Manifest
+from tasks.preflight import check_run
+from tasks.preprocess import preprocess
+from tasks.tokenizer import train_tokenizer
+from tasks.tokens import tokenize
+
+
+@flow(name="preparation", flow_run_name="preparation {config.run_uri}")
+def preparation(config: PipelineConfig) -> Manifest:
+    """Prepare a corpus for training; `pretrain` with the same run directory goes on from here.
+
+    Args:
+        config: Everything that the run is made of.
+    """
+    check_run(config, needs_cluster=False)
+    documents = preprocess(config)
+    tokenizer = train_tokenizer(config, documents)
+    return tokenize(config, documents, tokenizer)

@@ -1,0 +1,61 @@
+"""Named configurations: laptop, j1-large, j1-grande, j1-jumbo. Each is a YAML file of PipelineConfig's fields."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from tasks.config import PipelineConfig
+
+_FOLDER = Path(__file__).parent
+
+
+def preset_names() -> list[str]:
+    """The names that `preset` knows."""
+    return sorted(path.stem for path in _FOLDER.glob("*.yaml"))
+
+
+def preset(name: str, *layers: Mapping[str, Any]) -> PipelineConfig:
+    """The preset's configuration with `layers` over it, the last one strongest; sections are merged field by field.
+
+    >>> preset("laptop", {"run_uri": "runs/mine", "training": {"steps": 50}}).training.steps
+    50
+
+    Raises:
+        ValueError: an unknown preset, or a field that is unknown or out of bounds, with its name, value and rule.
+    """
+    if name not in preset_names():
+        raise ValueError(f"preset {name!r} is unknown; the presets are {', '.join(preset_names())}")
+    merged: dict[str, Any] = yaml.safe_load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    for layer in layers:
+        merged = _merge(merged, layer)
+    try:
+        return PipelineConfig.model_validate(merged)
+    except ValidationError as error:
+        raise ValueError(describe(error)) from None
+
+
+def describe(error: ValidationError) -> str:
+    """A validation error as one line: field, rule and value of each fault."""
+    return "; ".join(_fault(fault) for fault in error.errors())
+
+
+def _fault(fault: Any) -> str:
+    field = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] == "extra_forbidden":
+        return f"{field}: unknown field"
+    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    if fault["type"] == "value_error":
+        return f"{field}: {message}" if field else message
+    return f"{field}: must be {message}, not {fault['input']!r}"
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        below = merged.get(key)
+        both = isinstance(value, Mapping) and isinstance(below, Mapping)
+        merged[key] = _merge(below, value) if both else value
+    return merged

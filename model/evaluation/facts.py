@@ -1,0 +1,151 @@
+"""What a report is made of: one plain dict, as it can be read from a run directory's manifests.
+
+Every part may be missing, as after `jumbo score` or when a gate has stopped the run; the report leaves it out.
+"""
+
+from typing import Any, TypedDict
+
+
+class Run(TypedDict, total=False):
+    uri: str
+    preset: str
+    created: str
+    """When the run began, as it shall be read."""
+    seconds: float
+    cost_usd: float
+    parameters: int
+    commit: str
+
+
+class Stage(TypedDict, total=False):
+    name: str
+    outcome: str
+    """completed, cached, skipped, failed, ... as the orchestrator calls it."""
+    seconds: float
+    cost_usd: float
+
+
+class Source(TypedDict, total=False):
+    """What became of one source's documents."""
+
+    files: int
+    read: int
+    read_bytes: int
+    kept: int
+    kept_bytes: int
+    dropped: dict[str, int]
+    """Reason -> documents."""
+    damaged: list[str]
+    """Files that could only be read in part."""
+
+
+class Split(TypedDict, total=False):
+    documents: int
+    tokens: int
+    bytes: int
+
+
+class Funnel(TypedDict, total=False):
+    sources: dict[str, Source]
+    splits: dict[str, Split]
+
+
+class Tokenizer(TypedDict, total=False):
+    vocab_size: int
+    tokens_per_byte: float
+    multi_word_pieces: int
+    multi_word_piece_share: float
+    """Of the vocabulary."""
+    multi_word_token_share: float
+    """Of the tokens of real text."""
+    examples: list[str]
+    """Multi-word pieces; a word boundary is a space or SentencePiece's U+2581."""
+
+
+class Check(TypedDict, total=False):
+    """One threshold of the scaling gate."""
+
+    name: str
+    measured: float
+    bound: float
+    unit: str
+    passed: bool
+    explanation: str
+
+
+class AllReduce(TypedDict):
+    mib: float
+    gb_per_second: float
+
+
+class Scaling(TypedDict, total=False):
+    checks: list[Check]
+    all_reduce: list[AllReduce]
+    ranks: int
+    tokens_per_second_one_rank: float
+    tokens_per_second_all_ranks: float
+    efficiency: float
+    """tokens_per_second_all_ranks / (ranks * tokens_per_second_one_rank)."""
+
+
+class TrainingLine(TypedDict, total=False):
+    """One optimizer step: a line of metrics/train.jsonl."""
+
+    step: int
+    loss: float
+    """Nats per token."""
+    validation_loss: float
+    learning_rate: float
+    tokens: int
+    """Of the run, up to this step."""
+    tokens_per_second: float
+    gradient_norm: float
+    batch_size: int
+
+
+class DocumentsResult(TypedDict, total=False):
+    bits_per_byte: float
+    log_probability_per_byte: float
+    tokens: int
+    bytes: int
+    documents: int
+    baselines: dict[str, float]
+    """Name -> bits per byte of the same text."""
+
+
+class ChoiceResult(TypedDict, total=False):
+    normalization: str
+    accuracy: float
+    standard_error: float
+    chance: float
+    rows: int
+    candidates: int
+    unaligned: int
+    accuracies: dict[str, float]
+    """Normalisation -> accuracy."""
+
+
+class Sample(TypedDict):
+    prompt: str
+    text: str
+    """The continuation alone."""
+
+
+class Evaluation(TypedDict, total=False):
+    """evaluation/report.json."""
+
+    documents: dict[str, DocumentsResult]
+    multiple_choice: dict[str, ChoiceResult]
+    samples: list[Sample]
+
+
+class Facts(TypedDict, total=False):
+    run: Run
+    configuration: dict[str, Any]
+    stages: list[Stage]
+    funnel: Funnel
+    tokenizer: Tokenizer
+    tokens: dict[str, Split]
+    scaling: Scaling
+    training: list[TrainingLine]
+    evaluation: Evaluation

@@ -1,0 +1,52 @@
+"""The training log: JSON lines on rank 0, one a step."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class MetricsLog:
+    """Lines with a `step`, appended in order; no step stands twice, whatever was killed on the way."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def rewind(self, step: int) -> dict[str, Any] | None:
+        """Cut away what an interrupted run wrote after `step`, a torn last line included.
+
+        Returns:
+            The last line that stays.
+
+        Raises:
+            ValueError: a line before the last is not a JSON object with a step.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        content = self.path.read_bytes() if self.path.exists() else b""
+        kept, last = 0, None
+        for number, text in enumerate(content.splitlines(keepends=True), start=1):
+            if not text.endswith(b"\n"):
+                break
+            line = self._parse(text, number)
+            if line["step"] > step:
+                break
+            kept, last = kept + len(text), line
+        if kept < len(content):
+            replacement = self.path.with_name(self.path.name + ".partial")
+            replacement.write_bytes(content[:kept])
+            os.replace(replacement, self.path)
+        return last
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append a line; it is in the file, whole, when this returns."""
+        text = json.dumps(line, allow_nan=False) + "\n"
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+    def _parse(self, text: bytes, number: int) -> dict[str, Any]:
+        try:
+            line = json.loads(text)
+            int(line["step"])
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{self.path}, line {number}, is not a JSON object with a step") from error
+        return line

@@ -1,0 +1,145 @@
+"""Measures a cluster from inside its ranks, with the code that will train on it."""
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from model.checkpoint import Checkpointer
+from model.config import ModelConfig, ScalingConfig, TrainingConfig
+from model.data.batches import SequenceDataset, rank_batches, sequence_ids
+from model.gpt import derive_seed
+from model.planning.scaling import AllReduce, ScalingMeasurement, ShortRun
+from model.trainer import Batches, Learner
+
+
+def measure(
+    *,
+    model_config: ModelConfig,
+    training_config: TrainingConfig,
+    scaling_config: ScalingConfig,
+    vocab_size: int,
+    seed: int,
+    data: SequenceDataset,
+    mesh: DeviceMesh,
+    checkpointer: Checkpointer,
+) -> ScalingMeasurement:
+    """Everything the gate needs. All ranks call it, and all return the same.
+
+    Args:
+        mesh: all ranks.
+        checkpointer: on the storage that checkpoints will go to, below a prefix that the caller removes afterwards.
+    """
+
+    def build(mesh: DeviceMesh) -> Learner:
+        return Learner(model_config, training_config, vocab_size, seed, mesh)
+
+    all_reduce = tuple(measure_all_reduce(mib, mesh) for mib in scaling_config.all_reduce_mib)
+    # One rank alone gets the work it has among all, so that efficiency compares like with like.
+    sequences = -(-training_config.global_batch_size // mesh.size())
+    batches = _random_batches(model_config.seq_len, vocab_size, sequences, training_config.micro_batch_size)
+    alone = DeviceMesh(mesh.device_type, [0], mesh_dim_names=("dp",))
+    one_rank = measure_throughput(build, batches, alone, scaling_config)
+    all_ranks = measure_throughput(build, batches, mesh, scaling_config)
+    learner = build(mesh)
+    short_run = run_short(learner, data, mesh, scaling_config.short_run_steps)
+    save_seconds, load_seconds = measure_checkpoint(learner, checkpointer, scaling_config.short_run_steps)
+    return ScalingMeasurement(
+        ranks=mesh.size(),
+        all_reduce=all_reduce,
+        tokens_per_second_one_rank=one_rank,
+        tokens_per_second=all_ranks,
+        peak_memory_gib=learner.peak_memory_bytes() / 2**30,
+        checkpoint_save_seconds=save_seconds,
+        checkpoint_load_seconds=load_seconds,
+        short_run=short_run,
+    )
+
+
+def measure_all_reduce(mib: int, mesh: DeviceMesh, repeats: int = 5) -> AllReduce:
+    """Bus bandwidth of a sum over all ranks: bytes / seconds x 2 (n - 1) / n, which does not depend on n; 0 for one rank.
+
+    Source: NVIDIA nccl-tests, doc/PERFORMANCE.md, "AllReduce".
+    """
+    group = mesh.get_group()
+    message = torch.zeros(mib * 2**20 // 4, dtype=torch.float32, device=mesh.device_type)
+
+    def reduce_all() -> None:
+        for _ in range(repeats):
+            dist.all_reduce(message, group=group)
+
+    reduce_all()  # connections and buffers are made at first use
+    seconds = _slowest(_timed(reduce_all, mesh.device_type), mesh.device_type) / repeats
+    return AllReduce(mib, message.nbytes / seconds * 2 * (mesh.size() - 1) / mesh.size() / 1e9)
+
+
+def measure_throughput(
+    build: Callable[[DeviceMesh], Learner], batches: Batches, mesh: DeviceMesh, config: ScalingConfig
+) -> float:
+    """Tokens per second of real training steps on the ranks of `mesh`; the other ranks wait for them."""
+    seconds = 0.0
+    if mesh.get_coordinate() is not None:
+        learner = build(mesh)
+
+        def steps(count: int) -> None:
+            for step in range(count):
+                learner.step(step, batches, learner.config.learning_rate)
+
+        steps(config.warmup_steps)
+        seconds = _timed(lambda: steps(config.timed_steps), mesh.device_type)
+    tokens = sum(inputs.numel() for inputs, _ in batches) * mesh.size() * config.timed_steps
+    return tokens / _slowest(seconds, mesh.device_type)
+
+
+def run_short(learner: Learner, data: SequenceDataset, mesh: DeviceMesh, steps: int) -> ShortRun:
+    """Steps of the real model at full batch size, all on the run's first batch and at the peak learning rate.
+
+    On one batch the loss must fall within a few steps if gradients, reduction and optimizer work; over different
+    batches, in the first steps of a long warm-up, it need not.
+    """
+    config = learner.config
+    ids = sequence_ids(0, config.global_batch_size, len(data), learner.seed)
+    batches = rank_batches(data, ids, mesh.get_local_rank(), mesh.size(), config.micro_batch_size)
+    losses = [learner.step(step, batches, config.learning_rate).loss for step in range(steps)]
+    return ShortRun(steps, losses[0], losses[-1])
+
+
+def measure_checkpoint(learner: Learner, checkpointer: Checkpointer, step: int) -> tuple[float, float]:
+    """Seconds to save the state until its marker is stored, and to load it."""
+
+    def save() -> None:
+        checkpointer.save(step, learner.state(), {})
+        checkpointer.wait()
+
+    def load() -> None:
+        loaded = checkpointer.load_latest(learner.state(), {}, required=True)
+        assert loaded == step, f"saved step {step} and loaded {loaded}"
+
+    device_type = learner.device.type
+    return _slowest(_timed(save, device_type), device_type), _slowest(_timed(load, device_type), device_type)
+
+
+def _random_batches(seq_len: int, vocab_size: int, sequences: int, micro_batch_size: int) -> Batches:
+    generator = torch.Generator().manual_seed(derive_seed("probe", dist.get_rank()))
+    tokens = torch.randint(vocab_size, (sequences, seq_len + 1), generator=generator)
+    return [(micro[:, :-1], micro[:, 1:]) for micro in tokens.split(micro_batch_size)]
+
+
+def _timed(work: Callable[[], None], device_type: str) -> float:
+    """Seconds that `work` takes, including what it left running on the GPU."""
+    if device_type == "cuda":
+        torch.cuda.synchronize()
+    started = time.perf_counter()
+    work()
+    if device_type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def _slowest(seconds: float, device_type: str) -> float:
+    """The most that any rank of the job took."""
+    slowest = torch.tensor(seconds, dtype=torch.float64, device=device_type)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    return slowest.item()

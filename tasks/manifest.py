@@ -1,0 +1,94 @@
+"""Manifest: what a finished stage left behind. Written last, and a manifest that matches means done.
+
+It lives in the run directory and is the truth, not the orchestrator's database: a run that was killed anywhere continues
+where it stopped, from another machine too. Imports no Prefect, so that workers can read it.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from infra.storage import Storage, open_storage
+from model.config import Section
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+
+
+class FileRecord(Section):
+    """One file of a stage's output; its name is relative to the stage's directory."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+class Manifest(Section):
+    """What a finished stage left: small enough to pass between tasks. `fingerprint` names the content of its files."""
+
+    format_version: int
+    stage: str
+    run_uri: str
+    directory: str
+    key: str
+    inputs: dict[str, str]
+    fingerprint: str
+    files: tuple[FileRecord, ...]
+    counts: dict[str, Any]
+    seconds: float
+    cost_usd: float
+    finished: str
+
+    def local_files(self, suffix: str, below: str = "") -> list[Path]:
+        """The files with this suffix in a subdirectory as local paths, in order, fetched from remote storage if need be."""
+        storage = open_storage(self.run_uri)
+        names = [file.name for file in self.files if file.name.startswith(below) and file.name.endswith(suffix)]
+        return [storage.local(inside(self.directory, name)) for name in names]
+
+
+def read_manifest(run_uri: str, directory: str) -> Manifest:
+    """The manifest of a finished stage.
+
+    Raises:
+        ValueError: there is none, or it is of another version.
+    """
+    name = inside(directory, MANIFEST)
+    try:
+        data = open_storage(run_uri).read(name)
+    except FileNotFoundError:
+        raise ValueError(f"{run_uri} holds no finished {directory}/ ({name} is missing); run that stage first") from None
+    version = json.loads(data).get("format_version")
+    if version != FORMAT_VERSION:
+        raise ValueError(f"{run_uri}/{name} has format_version {version}; this version reads {FORMAT_VERSION}")
+    return Manifest.model_validate_json(data).model_copy(update={"run_uri": run_uri})
+
+
+def inside(directory: str, name: str) -> str:
+    """`name` in `directory`; an empty directory is the run directory itself."""
+    return f"{directory}/{name}" if directory else name
+
+
+def digest(value: Any) -> str:
+    """A hash of anything that JSON can hold, the same in every process."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def stage_key(stage: str, settings: Mapping[str, Any], inputs: Mapping[str, str]) -> str:
+    """What a stage's output depends on, as one hash."""
+    return digest({"version": FORMAT_VERSION, "stage": stage, "settings": settings, "inputs": dict(inputs)})
+
+
+def record_file(path: Path, name: str) -> FileRecord:
+    """The record of a local file that is stored under `name`."""
+    with path.open("rb") as file:
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()
+    return FileRecord(name=name, size_bytes=path.stat().st_size, sha256=checksum)
+
+
+def damaged_files(storage: Storage, manifest: Manifest) -> list[str]:
+    """The files of a manifest that are missing or have another size."""
+    there = {entry.name: entry.size_bytes for entry in storage.list(manifest.directory)}
+    return [f.name for f in manifest.files if there.get(inside(manifest.directory, f.name)) != f.size_bytes]

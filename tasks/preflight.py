@@ -1,0 +1,164 @@
+"""Finds wrong input before anything runs: every check raises one ValueError that names the field, the value and the rule."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, suppress
+
+from infra.local import open_provider
+from infra.storage import FileStorage, find, open_storage
+from model.config import EvaluationConfig
+from model.data.documents import DamagedFile, SourceFile, read_documents
+from model.evaluation.multiple_choice import Row, read_rows
+from model.flops import parameter_count
+from tasks.config import PipelineConfig
+from tasks.manifest import read_manifest
+from tasks.sources import FoundSource, find_sources
+
+SAMPLED_FILES = 200
+SAMPLED_BYTES = 4 << 20
+SAMPLED_DOCUMENT_BYTES = 1 << 20
+
+# Candidate pieces are repeated substrings: 10 MB of English gives 214 thousand of them, 47 bytes each, and small
+# corpora give more a byte. Fewer bytes than this for a piece is beyond what any text supports.
+MIN_BYTES_PER_PIECE = 16
+
+
+def check_run(config: PipelineConfig, needs_cluster: bool = True) -> None:
+    """Everything that can be known before a run starts.
+
+    Raises:
+        ValueError: the first thing found wrong.
+    """
+    if needs_cluster:
+        open_provider(config.cluster)
+        load_choices(config.evaluation)
+    sources = find_sources(config.data)
+    for index, source in enumerate(sources):
+        _check_readable(f"data.sources.{index}.uri", source)
+    _check_run_directory(config, sources)
+    _check_vocabulary(config, sources)
+
+
+def check_scoring(config: PipelineConfig, step: int | None) -> None:
+    """Whether the run holds what scoring needs.
+
+    Raises:
+        ValueError: a stage is missing, or the checkpoint is.
+    """
+    open_provider(config.cluster)
+    load_choices(config.evaluation)
+    for directory in ("documents", "tokenizer", "tokens"):
+        read_manifest(config.run_uri, directory)
+    complete = complete_steps(config.run_uri)
+    if not complete:
+        raise ValueError(f"{config.run_uri} holds no complete checkpoint; train first")
+    if step is not None and step not in complete:
+        raise ValueError(f"step ({step}) has no complete checkpoint in {config.run_uri}; there are {complete}")
+
+
+def complete_steps(run_uri: str) -> list[int]:
+    """The steps of the run's complete checkpoints, in order."""
+    names = [entry.name.split("/") for entry in open_storage(run_uri).list("checkpoints")]
+    return sorted(int(n[1].removeprefix("step-")) for n in names if n[-1] == "complete.json" and len(n) == 3)
+
+
+def load_choices(evaluation: EvaluationConfig) -> dict[str, list[Row]]:
+    """The rows of every multiple-choice file, by name.
+
+    Raises:
+        ValueError: a file is missing, or one of its lines is wrong.
+    """
+    rows: dict[str, list[Row]] = {}
+    for index, choice in enumerate(evaluation.multiple_choice):
+        field = f"evaluation.multiple_choice.{index}"
+        if choice.name in rows:
+            raise ValueError(f"{field}.name: {choice.name!r} stands twice")
+        storage, entries = find(choice.uri)
+        if len(entries) != 1:
+            raise ValueError(f"{field}.uri: {choice.uri!r} finds {len(entries)} files; it must name one")
+        with storage.open(entries[0].name) as lines:
+            rows[choice.name] = read_rows(lines, choice.uri)
+    return rows
+
+
+def parameters(config: PipelineConfig) -> int:
+    """The model's parameters, by count in closed form."""
+    return parameter_count(config.model, config.tokenizer.vocab_size)
+
+
+def checkpoint_bytes(config: PipelineConfig) -> int:
+    """One checkpoint: fp32 weights and both Adam moments."""
+    return 12 * parameters(config)
+
+
+def _check_readable(field: str, source: FoundSource) -> None:
+    for file in _spread(source.files):
+        try:
+            with closing(read_documents(file, SAMPLED_DOCUMENT_BYTES)) as records:
+                next(records, None)
+        except (OSError, DamagedFile) as error:
+            raise ValueError(f"{field}: {file.name} cannot be read: {error}") from error
+
+
+def _spread(files: tuple[SourceFile, ...]) -> list[SourceFile]:
+    step = max(1, len(files) // SAMPLED_FILES)
+    return list(files[::step])
+
+
+def _check_run_directory(config: PipelineConfig, sources: list[FoundSource]) -> None:
+    storage = open_storage(config.run_uri)
+    if not isinstance(storage, FileStorage):
+        return
+    try:
+        storage.root.mkdir(parents=True, exist_ok=True)
+        storage.write(".writable", b"")
+        storage.delete(".writable")
+    except OSError as error:
+        raise ValueError(f"run_uri ({config.run_uri}) cannot be written: {error.strerror}") from error
+    needed = _needed_bytes(config, sum(source.size_bytes for source in sources))
+    there = sum(entry.size_bytes for entry in storage.list())
+    free = shutil.disk_usage(storage.root).free
+    if needed > there + free:
+        raise ValueError(
+            f"run_uri ({config.run_uri}) has no space left for this run: about {needed / 2**30:.1f} GiB are needed, "
+            f"{(there + free) / 2**30:.1f} GiB are free"
+        )
+
+
+def _needed_bytes(config: PipelineConfig, source_bytes: int) -> int:
+    """Documents and their scratch copy, four bytes for every token, and one checkpoint more than is kept."""
+    return 4 * source_bytes + (config.training.keep_checkpoints + 1) * checkpoint_bytes(config)
+
+
+def _check_vocabulary(config: PipelineConfig, sources: list[FoundSource]) -> None:
+    """Refuse a vocabulary that the text cannot support, judged by the distinct lines of a sample of it."""
+    sampled, distinct = 0, set[str]()
+    total = sum(source.size_bytes for source in sources)
+    for text in _sample(sources):
+        sampled += len(text.encode())
+        distinct.update(text.split("\n"))
+        if sampled >= SAMPLED_BYTES:
+            break
+    distinct_bytes = sum(len(line.encode()) for line in distinct)
+    # What was not sampled is taken to be as varied as what was.
+    unseen = max(1.0, total / sampled) if sampled >= SAMPLED_BYTES else 1.0
+    supported = int(distinct_bytes * unseen / MIN_BYTES_PER_PIECE)
+    if config.tokenizer.vocab_size > max(supported, 300):
+        raise ValueError(
+            f"tokenizer.vocab_size ({config.tokenizer.vocab_size}) is more than the corpus supports: "
+            f"{distinct_bytes * unseen / 1e6:.3f} MB of distinct text give about {supported} pieces; "
+            "lower it or add text"
+        )
+
+
+def _sample(sources: list[FoundSource]) -> Iterator[str]:
+    for source in sources:
+        for file in _spread(source.files):
+            taken = 0
+            # A damaged tail is preprocess's to report; here only a sample is wanted.
+            with closing(read_documents(file, SAMPLED_DOCUMENT_BYTES)) as records, suppress(DamagedFile):
+                while taken < SAMPLED_DOCUMENT_BYTES and (record := next(records, None)) is not None:
+                    if isinstance(record, str):
+                        yield record
+                        taken += len(record)
+

@@ -1,0 +1,156 @@
+"""What every stage shares: done before means skipped, work in scratch space, the manifest last, retries for the
+transient only."""
+
+import functools
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from prefect import Task
+from prefect.client.schemas.objects import State, TaskRun
+from prefect.logging import get_run_logger
+from prefect.states import Completed
+from pydantic import ValidationError
+
+from infra.errors import TransientError
+from infra.storage import FileStorage, open_storage
+from tasks.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    FileRecord,
+    Manifest,
+    damaged_files,
+    digest,
+    inside,
+    record_file,
+    stage_key,
+)
+
+
+class Stage:
+    """One stage of one run: where it lives, what it depends on, whether it is done.
+
+    Args:
+        run_uri: The run directory.
+        name: The stage's name, as in the UI.
+        directory: Where in the run directory its files and manifest are; empty for the run directory itself.
+        settings: Everything in the configuration that its output depends on.
+        inputs: Fingerprints of what it reads.
+    """
+
+    def __init__(
+        self, run_uri: str, name: str, directory: str, settings: Mapping[str, Any], inputs: Mapping[str, str]
+    ) -> None:
+        self.storage = open_storage(run_uri)
+        self.run_uri, self.name, self.directory = run_uri, name, directory
+        self.inputs = dict(inputs)
+        self.key = stage_key(name, settings, inputs)
+        self._started = time.monotonic()
+        self._spoke = 0.0
+
+    def finished(self) -> Manifest | None:
+        """The manifest of this very work, if it was finished and its files are still there, whole in size."""
+        try:
+            manifest = Manifest.model_validate_json(self.storage.read(inside(self.directory, MANIFEST)))
+        except (FileNotFoundError, ValidationError):  # never finished, or by another version: do it again
+            return None
+        if (manifest.format_version, manifest.key) != (FORMAT_VERSION, self.key):
+            return None
+        if damaged_files(self.storage, manifest):
+            return None
+        return manifest.model_copy(update={"run_uri": self.run_uri})
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """An empty local directory to work in, on the run's own disk where it has one; removed at the end."""
+        if isinstance(self.storage, FileStorage):
+            path = self.storage.root / ".scratch" / self.name
+            shutil.rmtree(path, ignore_errors=True)  # left by a killed run
+            path.mkdir(parents=True)
+        else:
+            path = Path(tempfile.mkdtemp(prefix=f"jumbo-{self.name}-"))
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def publish(self, scratch: Path) -> list[FileRecord]:
+        """Store everything in `scratch` in the stage's directory, whose old content goes first, its manifest before all."""
+        assert self.directory, "publishing replaces the directory, and the run directory holds every stage"
+        self.storage.delete(inside(self.directory, MANIFEST))
+        self.storage.delete(self.directory)
+        records = []
+        for path in sorted(p for p in scratch.rglob("*") if p.is_file()):
+            name = path.relative_to(scratch).as_posix()
+            self.storage.upload(path, inside(self.directory, name))
+            records.append(record_file(path, name))
+        return records
+
+    def complete(
+        self, files: Sequence[FileRecord], counts: Mapping[str, Any], summary: str, cost_usd: float = 0.0
+    ) -> Manifest:
+        """Write the manifest, the last thing a stage does, and say how it went."""
+        manifest = Manifest(
+            format_version=FORMAT_VERSION,
+            stage=self.name,
+            run_uri=self.run_uri,
+            directory=self.directory,
+            key=self.key,
+            inputs=self.inputs,
+            fingerprint=digest([[file.name, file.sha256] for file in files]),
+            files=tuple(files),
+            counts={**counts, "summary": summary},
+            seconds=round(time.monotonic() - self._started, 3),
+            cost_usd=round(cost_usd, 6),
+            finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+        self.storage.write(inside(self.directory, MANIFEST), manifest.model_dump_json(indent=1).encode())
+        say_outcome(self.name, "done", time.monotonic() - self._started, summary)
+        return manifest
+
+    def cached(self, manifest: Manifest) -> Any:
+        """What a task returns when its stage was done before: the UI shows the state Cached."""
+        say_outcome(self.name, "cached", time.monotonic() - self._started, manifest.counts["summary"])
+        return Completed(name="Cached", message=f"finished {manifest.finished}", data=manifest)
+
+    def progress(self, message: str, every_seconds: float = 2.0) -> None:
+        """A line about work under way, at most one in `every_seconds`."""
+        now = time.monotonic()
+        if now - self._spoke >= every_seconds:
+            self._spoke = now
+            get_run_logger().info("%s", message, extra={"stage": self.name, "outcome": "working"})
+
+
+def say_outcome(stage: str, outcome: str, seconds: float, summary: str) -> None:
+    """One line in the run's log: how a stage ended."""
+    get_run_logger().info("%s", summary, extra={"stage": stage, "outcome": outcome, "seconds": seconds})
+
+
+class StageTask(Task[..., Any]):
+    """A Prefect task whose call gives the manifest also when the task answered with the state Cached."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        result = super().__call__(*args, **kwargs)
+        return result.result() if isinstance(result, State) and not kwargs.get("return_state") else result
+
+
+def _is_transient(task: Task[..., Any], run: TaskRun, state: State[Any]) -> bool:
+    failure = state.result(raise_on_failure=False)
+    return isinstance(failure, TransientError)
+
+
+def stage_task(name: str, retries: int = 2) -> Callable[[Callable[..., Any]], StageTask]:
+    """Make a function a Prefect task that is tried again only after a transient failure."""
+    return functools.partial(
+        StageTask,
+        name=name,
+        retries=retries,
+        retry_delay_seconds=[2, 15][:retries],
+        retry_jitter_factor=0.5,
+        retry_condition_fn=_is_transient,
+    )

@@ -1,0 +1,65 @@
+"""What each stage depends on: the graph's edges and the parts of the configuration, in one place."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from tasks.config import PipelineConfig
+from tasks.manifest import Manifest
+from tasks.stage import Stage
+
+
+def _settings(**sections: BaseModel | int) -> dict[str, Any]:
+    return {k: v.model_dump(mode="json") if isinstance(v, BaseModel) else v for k, v in sections.items()}
+
+
+def preprocess_stage(config: PipelineConfig, versions: dict[str, str]) -> Stage:
+    """`versions`: the version of every source file by its URI."""
+    return Stage(config.run_uri, "preprocess", "documents", _settings(data=config.data), versions)
+
+
+def tokenizer_stage(config: PipelineConfig, documents: Manifest) -> Stage:
+    settings = _settings(tokenizer=config.tokenizer, seed=config.seed)
+    return Stage(config.run_uri, "tokenizer", "tokenizer", settings, _inputs(documents))
+
+
+def tokens_stage(config: PipelineConfig, documents: Manifest, tokenizer: Manifest) -> Stage:
+    return Stage(config.run_uri, "tokens", "tokens", _settings(tokens=config.tokens), _inputs(documents, tokenizer))
+
+
+def scaling_stage(config: PipelineConfig, tokens: Manifest) -> Stage:
+    settings = _settings(
+        scaling=config.scaling, cluster=config.cluster, model=config.model, training=config.training, seed=config.seed
+    )
+    for harmless in ("steps", "resume", "keep_checkpoints", "checkpoint_every_steps", "validate_every_steps"):
+        del settings["training"][harmless]  # a longer run of the same model on the same cluster is validated already
+    return Stage(config.run_uri, "validate-scaling", "scaling", settings, _inputs(tokens))
+
+
+def training_stage(config: PipelineConfig, tokens: Manifest) -> Stage:
+    settings = _settings(model=config.model, training=config.training, seed=config.seed)
+    del settings["training"]["resume"]
+    return Stage(config.run_uri, "train", "checkpoints", settings, _inputs(tokens))
+
+
+def evaluation_stage(config: PipelineConfig, tokens: Manifest, checkpoint: str, directory: str = "evaluation") -> Stage:
+    """`checkpoint`: the fingerprint of the checkpoint that is scored."""
+    settings = _settings(evaluation=config.evaluation, seed=config.seed)
+    inputs = _inputs(tokens) | {"checkpoint": checkpoint}
+    return Stage(config.run_uri, "evaluate", directory, settings, inputs)
+
+
+def report_stage(config: PipelineConfig, manifests: list[Manifest]) -> Stage:
+    return Stage(config.run_uri, "report", "", {"config": config.model_dump(mode="json")}, _inputs(*manifests))
+
+
+def cluster_has_work(config: PipelineConfig, tokens: Manifest) -> bool:
+    """Whether any stage that needs machines is still to be done."""
+    if scaling_stage(config, tokens).finished() is None:
+        return True
+    trained = training_stage(config, tokens).finished()
+    return trained is None or evaluation_stage(config, tokens, trained.fingerprint).finished() is None
+
+
+def _inputs(*manifests: Manifest) -> dict[str, str]:
+    return {manifest.stage: manifest.fingerprint for manifest in manifests}
