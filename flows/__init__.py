@@ -1,5 +1,8 @@
-"""What Prefect deploys. Importing it from plain Python gives a temporary Prefect server time to start on a busy machine,
-and keeps Prefect from calling home; a setting that the environment has already wins."""
+"""What Prefect deploys.
+
+Importing it from plain Python gives a temporary Prefect server time to start on a busy machine, and keeps Prefect from
+calling home; a setting that the environment has already wins.
+"""
 
 import os
 

@@ -77,10 +77,13 @@ class Jumbo(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        cli_prog_name="jumbo", cli_kebab_case=True, cli_implicit_flags=True, cli_hide_none_type=True, cli_avoid_json=True
+        cli_prog_name="jumbo",
+        cli_kebab_case=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
     )
 
-    pretrain: CliSubCommand[Pretrain] = Field(description="The whole graph: raw text to an evaluated model and a report.")
+    pretrain: CliSubCommand[Pretrain] = Field(description="The whole graph: raw text to an evaluated model.")
     prepare: CliSubCommand[Prepare] = Field(description="Documents, tokenizer and token shards only; no cluster.")
     validate_scaling: CliSubCommand[ValidateScaling] = Field(description="Measure the cluster: go or no-go.")
     score: CliSubCommand[Score] = Field(description="Evaluate any checkpoint of a run again.")

@@ -39,7 +39,9 @@ class ConsoleHandler(logging.Handler):
             spent = "" if outcome == "cached" else f"{record.__dict__['seconds']:6.1f} s"
             self._working(None)
             line = Text(f"{mark} ", colour).append(f"{record.__dict__['stage']:<17}", "bold")
-            self.console.print(line.append(f"{spent or outcome:>8}  ", "dim").append(record.getMessage()), soft_wrap=True)
+            self.console.print(
+                line.append(f"{spent or outcome:>8}  ", "dim").append(record.getMessage()), soft_wrap=True
+            )
         elif record.levelno == logging.WARNING:
             self._working(None)
             self.console.print(Text(f"! {record.getMessage()}", "yellow"), soft_wrap=True)

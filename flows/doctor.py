@@ -53,7 +53,11 @@ def _presets() -> Table:
         config = preset(name)
         local = config.cluster.provider == "local"
         ranks = config.cluster.nodes * config.cluster.ranks_per_node
-        where = f"{ranks} processes on this machine" if local else f"{config.cluster.nodes} x {config.cluster.instance_type}"
+        where = (
+            f"{ranks} processes on this machine"
+            if local
+            else f"{config.cluster.nodes} x {config.cluster.instance_type}"
+        )
         verdict = "[green]yes[/]" if local else "[yellow]not yet: EC2 comes in a later version[/]"
         table.add_row(name, _short(parameters(config)), f"{checkpoint_bytes(config) / 2**30:.2f} GiB", where, verdict)
     return table
@@ -68,4 +72,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-

@@ -9,6 +9,7 @@ It is all that a machine needs beside the job's own code, so it imports the stan
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -211,10 +212,14 @@ def _failures(spec: NodeSpec) -> Iterator[RankFailure]:
 
 
 def _agent_events(log: Path) -> tuple[dict[int, int], dict[int, int]]:
-    """From torchrun's event log: local rank -> rank of those that started, local rank -> exit code of those that
-    failed."""
+    """From torchrun's log: local rank -> rank of those that started, local rank -> exit code of those that failed.
+
+    torchrun counts as failed also the ranks that it ended itself because another had failed; they are left out.
+    """
     ranks, exit_codes = {}, {}
-    for line in log.read_text(errors="replace").splitlines():
+    text = log.read_text(errors="replace")
+    ended_by_agent = set(re.findall(r"Sending process (\d+) closing signal", text))
+    for line in text.splitlines():
         if not line.startswith('{"name": "torchelastic.worker.status.'):
             continue
         event = json.loads(line)
@@ -223,7 +228,7 @@ def _agent_events(log: Path) -> tuple[dict[int, int], dict[int, int]]:
         worker = json.loads(event["metadata"]["metadata"])
         (local_rank,), (exit_code,) = worker["local_rank"], worker["exit_code"]
         ranks[local_rank] = event["metadata"]["global_rank"]
-        if exit_code is not None:
+        if exit_code is not None and event["metadata"]["worker_id"] not in ended_by_agent:
             exit_codes[local_rank] = exit_code
     return ranks, exit_codes
 

@@ -13,7 +13,7 @@ from infra.errors import InfraError, Stalled, TransientError, WorkerFailed, Work
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
-# Once a node has failed, the others may still say why: the first failure can be theirs.
+# Once a node has failed, the others may still say why: the first failure can be theirs. A lost node is reason enough.
 PEER_SECONDS = 5.0
 TRANSIENT_AGENT_ERRORS = ("Rendezvous", "DistNetworkError", "DistStoreError")
 
@@ -106,7 +106,7 @@ class _Silence:
 
 
 def _wait(provider: Provider, handle: JobHandle, silence: _Silence, on_tick: Callable[[], None]) -> JobStatus:
-    """The status when all nodes have ended, or `PEER_SECONDS` after the first has failed."""
+    """The status when all nodes have ended, or one is lost, or `PEER_SECONDS` after the first has failed."""
     lease_seconds = handle.cluster.request.lease_seconds
     renewed = time.monotonic()
     failed = None
@@ -115,7 +115,9 @@ def _wait(provider: Provider, handle: JobHandle, silence: _Silence, on_tick: Cal
         now = time.monotonic()
         if status.failed and failed is None:
             failed = now
-        if not status.running or (failed is not None and now - failed > PEER_SECONDS):
+        if not status.running or any(node.lost for node in status.nodes):
+            return status
+        if failed is not None and now - failed > PEER_SECONDS:
             return status
         if now - renewed > lease_seconds / 3:
             provider.renew(handle.cluster)

@@ -41,7 +41,6 @@ from infra.errors import ClusterBusy, InfraError
 
 logger = logging.getLogger(__name__)
 
-ADDRESS = "127.0.0.1"
 MARKER = "JUMBO_CLUSTER"
 NODE_MARKER = "JUMBO_NODE"
 RENDEZVOUS_MARKER = "JUMBO_RENDEZVOUS"
@@ -72,8 +71,10 @@ class LocalProvider:
         with self._lock():
             earlier = self._record(request.name)
             if earlier is not None:
-                self._take_over(earlier, owner)
-            nodes = tuple(Node(f"node-{index}", index, ADDRESS) for index in range(request.nodes))
+                _check_free(earlier, owner)
+                logger.warning("cluster %s: ending what pid %d left", request.name, earlier.cluster.owner.process.pid)
+            self._terminate(request.name)
+            nodes = tuple(Node(f"node-{index}", index, _address(index)) for index in range(request.nodes))
             cluster = Cluster(request, "local", nodes, time.time(), owner)
             # Made aside and renamed: a record that stands is whole.
             partial = self._clusters / f".{request.name}.{uuid.uuid4().hex[:8]}"
@@ -119,7 +120,7 @@ class LocalProvider:
         with self._lock():
             self._check_owned(cluster)
             processes.end(lambda: self._processes(cluster.name) & processes.marked(NODE_MARKER, node_id), STOP_SECONDS)
-            fresh = Node(f"node-{node.index}-{uuid.uuid4().hex[:8]}", node.index, ADDRESS)
+            fresh = Node(f"node-{node.index}-{uuid.uuid4().hex[:8]}", node.index, node.address)
             nodes = tuple(fresh if old == node else old for old in cluster.nodes)
             cluster = replace(cluster, nodes=nodes)
             write_json(self._directory(cluster.name) / "cluster.json", asdict(cluster))
@@ -186,17 +187,6 @@ class LocalProvider:
         if record.cluster.owner != cluster.owner or record.cluster.created_at != cluster.created_at:
             raise InfraError(f"cluster {cluster.name!r} was taken over by pid {record.cluster.owner.process.pid}")
 
-    def _take_over(self, record: ClusterRecord, owner: Owner) -> None:
-        cluster = record.cluster
-        other = cluster.owner
-        if other != owner and other.may_live() and not record.expired(time.time()):
-            since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(cluster.created_at))
-            raise ClusterBusy(
-                f"cluster {cluster.name!r} is held by pid {other.process.pid} on {other.host} since {since}"
-            )
-        logger.warning("cluster %s: ending what pid %d left", cluster.name, other.process.pid)
-        self._terminate(cluster.name)
-
     def _terminate(self, name: str) -> None:
         self._end_processes(name, STOP_SECONDS)
         directory = self._directory(name)
@@ -255,8 +245,22 @@ class LocalProvider:
         self._supervisors[handle.rendezvous_id, node.node_id] = supervisor
 
 
+def _check_free(record: ClusterRecord, owner: Owner) -> None:
+    """Raises ClusterBusy where another owner that lives holds the cluster by a valid lease."""
+    cluster, other = record.cluster, record.cluster.owner
+    if other != owner and other.may_live() and not record.expired(time.time()):
+        since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(cluster.created_at))
+        raise ClusterBusy(f"cluster {cluster.name!r} is held by pid {other.process.pid} on {other.host} since {since}")
+
+
 def _lease(request: ClusterRequest) -> dict[str, float]:
     return {"expires_at": time.time() + request.lease_seconds}
+
+
+def _address(index: int) -> str:
+    """A loopback address for each node. The rendezvous ranks the nodes by their address as text, so all have the same
+    width: node i then holds the same ranks in every generation."""
+    return f"127.0.{100 + index // 100}.{100 + index % 100}"
 
 
 def _free_port(address: str) -> int:

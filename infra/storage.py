@@ -219,15 +219,18 @@ class S3Storage:
 
     def local(self, name: str) -> Path:
         with self._naming(name):
-            etag = self._client.head_object(Bucket=self.bucket, Key=self._key(name))["ETag"]
-        identity = hashlib.sha256(f"{self.uri}\0{name}\0{etag}".encode()).hexdigest()
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jumbo" / identity[:2] / identity
-        path = cache / PurePosixPath(name).name
-        if not path.exists():
-            cache.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            etag = self._client.head_object(Bucket=self.bucket, Key=self._key(name))["ETag"].strip('"')
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "jumbo"
+        path = cache / hashlib.sha256(self.uri.encode()).hexdigest()[:16] / name
+        version = path.with_name(f"{_PARTIAL}{path.name}.version")  # written after the file that it speaks of
+        if not (path.exists() and version.exists() and version.read_text() == etag):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix=_PARTIAL) as scratch:
                 self.download(name, Path(scratch) / "object")
+                (Path(scratch) / "version").write_text(etag)
+                version.unlink(missing_ok=True)
                 os.replace(Path(scratch) / "object", path)
+                os.replace(Path(scratch) / "version", version)
         return path
 
     @contextmanager

@@ -11,11 +11,12 @@ import logging
 import pickle
 import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -113,7 +114,7 @@ class Checkpointer:
             CheckpointError: the save before this one failed.
         """
         self.wait()
-        staged = self._stager.stage(dict(state))
+        staged = cast(dict[str, Tensor], self._stager.stage(dict(state)))
         self._pending = self._executor.submit(self._write, step, staged, dict(identity))
 
     def wait(self) -> None:
@@ -126,7 +127,9 @@ class Checkpointer:
         if pending is not None:
             pending.result()
 
-    def load_latest(self, state: dict[str, Tensor], identity: dict[str, Any], required: bool = False) -> int | None:
+    def load_latest(
+        self, state: dict[str, Tensor], identity: dict[str, Any], required: bool = False, at_step: int | None = None
+    ) -> int | None:
         """Load the newest complete checkpoint that is whole into `state`, in place, on any number of ranks.
 
         A checkpoint that turns out to be damaged is skipped with a warning, for the one before.
@@ -134,6 +137,7 @@ class Checkpointer:
         Args:
             state: tensors to fill; a subset of what was saved is fine.
             identity: fields that must equal what was saved.
+            at_step: consider the checkpoint of this step alone.
 
         Returns:
             The step of the checkpoint, or None when no checkpoint was ever completed.
@@ -144,6 +148,7 @@ class Checkpointer:
         """
         self.wait()
         complete, incomplete = self._on_rank_0(self._survey)
+        complete = [step for step in complete if at_step in (None, step)]
         for step in incomplete:
             self._warn(f"skipped {_directory(step)}: incomplete, it has no {MARKER}")
         if not complete and required:
@@ -152,9 +157,9 @@ class Checkpointer:
         for step in reversed(complete):
             try:
                 self._load(step, state, identity)
-            except _RankError as error:
-                self._warn(f"skipped {_directory(step)}: {error}")
-                reasons.append(f"{_directory(step)}: {error}")
+            except (_RankError, CheckpointException) as error:
+                reasons.append(f"{_directory(step)}: {_reason(error)}")
+                self._warn(f"skipped {reasons[-1]}")
             else:
                 return step
         if reasons:
@@ -165,16 +170,16 @@ class Checkpointer:
 
     def _write(self, step: int, state: dict[str, Tensor], identity: dict[str, Any]) -> None:
         directory = _directory(step)
-        local = self._local(directory)
-        self._on_rank_0(lambda: self._remove(step))  # what a save that was killed left behind
         try:
-            dcp.save(state, storage_writer=dcp.FileSystemWriter(local, sync_files=False), process_group=self.group)
-        except CheckpointException as error:
-            raise _RankError(_failures(error)) from error
-        uploads = self._together(lambda: self._upload(local, directory))
-        files = {name: file for upload in uploads for name, file in upload.items()}
-        self._on_rank_0(lambda: self._complete(local, Marker(step, identity, files)))
-        shutil.rmtree(local)
+            with self._scratch(directory) as local:
+                self._on_rank_0(lambda: self._remove(step))  # what a save that was killed left behind
+                writer = dcp.FileSystemWriter(local, sync_files=False)
+                dcp.save(state, storage_writer=writer, process_group=self.group)
+                uploads = self._together(lambda: self._upload(local, directory))
+                files = {name: file for upload in uploads for name, file in upload.items()}
+                self._on_rank_0(lambda: self._complete(local, Marker(step, identity, files)))
+        except (_RankError, CheckpointException) as error:
+            raise CheckpointError(f"{directory} was not saved: {_reason(error)}") from error
 
     def _upload(self, local: Path, directory: str) -> dict[str, dict[str, Any]]:
         files = {}
@@ -216,19 +221,14 @@ class Checkpointer:
 
     def _load(self, step: int, state: dict[str, Tensor], identity: dict[str, Any]) -> None:
         directory = _directory(step)
-        local = self._local(f"load-{directory}")
-        marker = self._on_rank_0(lambda: self._read_marker(directory, local))
-        for field, expected in identity.items():
-            if marker.identity.get(field) != expected:
-                raise CheckpointError(
-                    f"{directory} is of another run: its {field} is {marker.identity.get(field)!r}, not {expected!r}"
-                )
-        self._together(lambda: self._fetch(marker, local, state))
-        try:
+        with self._scratch(f"load-{directory}") as local:
+            marker = self._on_rank_0(lambda: self._read_marker(directory, local))
+            for field, expected in identity.items():
+                if marker.identity.get(field) != expected:
+                    found = marker.identity.get(field)
+                    raise CheckpointError(f"{directory} is of another run: its {field} is {found!r}, not {expected!r}")
+            self._together(lambda: self._fetch(marker, local, state))
             dcp.load(state, storage_reader=_Reader(local), process_group=self.group)
-        except CheckpointException as error:
-            raise _RankError(_failures(error)) from error
-        shutil.rmtree(local)
 
     def _read_marker(self, directory: str, local: Path) -> Marker:
         self.storage.download(f"{directory}/{MARKER}", local / MARKER)
@@ -276,12 +276,16 @@ class Checkpointer:
     def _on_rank_0(self, work: Callable[[], T]) -> T:
         return self._together(lambda: work() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
-    def _local(self, name: str) -> Path:
-        """An empty directory of this rank's own."""
+    @contextmanager
+    def _scratch(self, name: str) -> Iterator[Path]:
+        """An empty local directory of this rank's own, for as long as it is needed."""
         path = self.staging / name / f"rank-{self.rank}"
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)  # of a run that was killed
         path.mkdir(parents=True)
-        return path
+        try:
+            yield path
+        finally:
+            shutil.rmtree(path)
 
     def _warn(self, message: str) -> None:
         if self.rank == 0:
@@ -322,5 +326,8 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _failures(error: CheckpointException) -> str:
-    return "; ".join(f"rank {rank}: {type(cause).__name__}: {cause}" for rank, (cause, _) in error.failures.items())
+def _reason(error: BaseException) -> str:
+    """What failed, in a line; DCP's own exception would print whole tracebacks of several ranks."""
+    if isinstance(error, CheckpointException):
+        return "; ".join(f"rank {rank}: {type(cause).__name__}: {cause}" for rank, (cause, _) in error.failures.items())
+    return str(error)

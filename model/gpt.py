@@ -101,7 +101,7 @@ def initialize(model: GPT, seed: int) -> None:
     """
     residual_scale = 1 / math.sqrt(2 * model.config.n_layer)
     for name, parameter in model.named_parameters():
-        full = torch.zeros(parameter.shape)
+        full = torch.zeros(parameter.shape, dtype=torch.float32)
         if parameter.ndim >= 2:
             std = 0.02 * residual_scale if name.endswith("output.weight") else 0.02
             full.normal_(0.0, std, generator=torch.Generator().manual_seed(derive_seed(seed, name)))

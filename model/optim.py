@@ -24,8 +24,8 @@ def build_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.Ada
 
 
 def optimizer_state(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
-    """The live state tensors, as `optimizer.<parameter>.<key>`; made here as AdamW would make them at its first step."""
-    named = {}
+    """The live state tensors, as `optimizer.<parameter>.<key>`; made as AdamW would at its first step."""
+    named: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         state = optimizer.state[parameter]
         if not state:

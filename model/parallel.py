@@ -43,9 +43,8 @@ def clip_gradients(model: nn.Module, max_norm: float) -> float:
     Returns:
         The norm before clipping, the same on every rank.
     """
-    parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
-    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+    norm = nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     if isinstance(norm, DTensor):
         norm = norm.full_tensor()
-    nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
     return norm.item()

@@ -20,9 +20,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from model.checkpoint import Checkpointer
 from model.config import ModelConfig, TrainingConfig
-from model.data.batches import SequenceDataset, rank_batches, sequence_ids
+from model.data.batches import IGNORED, Ids, TokenDataset, rank_batches, sequence_ids
 from model.gpt import derive_seed
-from model.loss import IGNORED, token_loss
+from model.loss import token_loss
 from model.metrics import MetricsLog
 from model.optim import Schedule, build_optimizer, optimizer_state
 from model.parallel import build_model, clip_gradients
@@ -39,8 +39,8 @@ class NonFiniteError(RuntimeError):
 
 @dataclass(frozen=True)
 class TrainData:
-    train: SequenceDataset
-    validation: SequenceDataset
+    train: TokenDataset
+    validation: TokenDataset
 
 
 @dataclass(frozen=True)
@@ -158,11 +158,6 @@ class Trainer:
         metrics: MetricsLog,
         heartbeat: Callable[[dict[str, Any]], None],
     ) -> None:
-        for split in ("train", "validation"):
-            if not len(getattr(data, split)):
-                raise ValueError(
-                    f"the {split} split holds no whole sequence of seq_len ({model_config.seq_len}) tokens"
-                )
         self.config = training_config
         self.seed = seed
         self.data = data
@@ -247,8 +242,9 @@ class Trainer:
             "step_seconds": seconds,
         }
 
-    def _batches(self, dataset: SequenceDataset, ids: np.ndarray) -> Batches:
-        return rank_batches(dataset, ids, self.rank, self.world_size, self.config.micro_batch_size)
+    def _batches(self, dataset: TokenDataset, ids: Ids) -> Batches:
+        micro_batches = rank_batches(ids, self.rank, self.world_size, self.config.micro_batch_size)
+        return [dataset.batch(micro_batch) for micro_batch in micro_batches]
 
     def _due(self, step: int, every_steps: int) -> bool:
         return step % every_steps == 0 or step == self.config.steps

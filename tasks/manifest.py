@@ -1,7 +1,7 @@
 """Manifest: what a finished stage left behind. Written last, and a manifest that matches means done.
 
-It lives in the run directory and is the truth, not the orchestrator's database: a run that was killed anywhere continues
-where it stopped, from another machine too. Imports no Prefect, so that workers can read it.
+It lives in the run directory and is the truth, not the orchestrator's database: a run that was killed anywhere
+continues where it stopped, from another machine too. Imports no Prefect, so that workers can read it.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ class Manifest(Section):
     finished: str
 
     def local_files(self, suffix: str, below: str = "") -> list[Path]:
-        """The files with this suffix in a subdirectory as local paths, in order, fetched from remote storage if need be."""
+        """The files with this suffix in a subdirectory, in order, as local paths; fetched from remote storage."""
         storage = open_storage(self.run_uri)
         names = [file.name for file in self.files if file.name.startswith(below) and file.name.endswith(suffix)]
         return [storage.local(inside(self.directory, name)) for name in names]
@@ -58,7 +58,9 @@ def read_manifest(run_uri: str, directory: str) -> Manifest:
     try:
         data = open_storage(run_uri).read(name)
     except FileNotFoundError:
-        raise ValueError(f"{run_uri} holds no finished {directory}/ ({name} is missing); run that stage first") from None
+        raise ValueError(
+            f"{run_uri} holds no finished {directory}/ ({name} is missing); run that stage first"
+        ) from None
     version = json.loads(data).get("format_version")
     if version != FORMAT_VERSION:
         raise ValueError(f"{run_uri}/{name} has format_version {version}; this version reads {FORMAT_VERSION}")
@@ -86,6 +88,11 @@ def record_file(path: Path, name: str) -> FileRecord:
     with path.open("rb") as file:
         checksum = hashlib.file_digest(file, "sha256").hexdigest()
     return FileRecord(name=name, size_bytes=path.stat().st_size, sha256=checksum)
+
+
+def record_bytes(name: str, data: bytes) -> FileRecord:
+    """The record of a small file by its content."""
+    return FileRecord(name=name, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
 def damaged_files(storage: Storage, manifest: Manifest) -> list[str]:

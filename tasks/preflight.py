@@ -1,15 +1,14 @@
-"""Finds wrong input before anything runs: every check raises one ValueError that names the field, the value and the rule."""
+"""Finds wrong input before anything runs: a ValueError that names the field, the value and the rule."""
 
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, suppress
 
-from infra.local import open_provider
-from infra.storage import FileStorage, find, open_storage
-from model.config import EvaluationConfig
+from infra.cluster import open_provider
+from infra.storage import FileStorage, open_storage
 from model.data.documents import DamagedFile, SourceFile, read_documents
-from model.evaluation.multiple_choice import Row, read_rows
 from model.flops import parameter_count
+from tasks.choices import load_choices
 from tasks.config import PipelineConfig
 from tasks.manifest import read_manifest
 from tasks.sources import FoundSource, find_sources
@@ -60,25 +59,6 @@ def complete_steps(run_uri: str) -> list[int]:
     """The steps of the run's complete checkpoints, in order."""
     names = [entry.name.split("/") for entry in open_storage(run_uri).list("checkpoints")]
     return sorted(int(n[1].removeprefix("step-")) for n in names if n[-1] == "complete.json" and len(n) == 3)
-
-
-def load_choices(evaluation: EvaluationConfig) -> dict[str, list[Row]]:
-    """The rows of every multiple-choice file, by name.
-
-    Raises:
-        ValueError: a file is missing, or one of its lines is wrong.
-    """
-    rows: dict[str, list[Row]] = {}
-    for index, choice in enumerate(evaluation.multiple_choice):
-        field = f"evaluation.multiple_choice.{index}"
-        if choice.name in rows:
-            raise ValueError(f"{field}.name: {choice.name!r} stands twice")
-        storage, entries = find(choice.uri)
-        if len(entries) != 1:
-            raise ValueError(f"{field}.uri: {choice.uri!r} finds {len(entries)} files; it must name one")
-        with storage.open(entries[0].name) as lines:
-            rows[choice.name] = read_rows(lines, choice.uri)
-    return rows
 
 
 def parameters(config: PipelineConfig) -> int:
@@ -161,4 +141,3 @@ def _sample(sources: list[FoundSource]) -> Iterator[str]:
                     if isinstance(record, str):
                         yield record
                         taken += len(record)
-

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -73,14 +73,17 @@ class Stage:
             shutil.rmtree(path, ignore_errors=True)  # left by a killed run
             path.mkdir(parents=True)
         else:
-            path = Path(tempfile.mkdtemp(prefix=f"jumbo-{self.name}-"))
+            path = Path(tempfile.mkdtemp(prefix="jumbo-")) / self.name
+            path.mkdir()
         try:
             yield path
         finally:
             shutil.rmtree(path, ignore_errors=True)
+            with suppress(OSError):  # other stages' scratch space is there
+                path.parent.rmdir()
 
     def publish(self, scratch: Path) -> list[FileRecord]:
-        """Store everything in `scratch` in the stage's directory, whose old content goes first, its manifest before all."""
+        """Store what is in `scratch` in the stage's directory; its old content goes first, the manifest before all."""
         assert self.directory, "publishing replaces the directory, and the run directory holds every stage"
         self.storage.delete(inside(self.directory, MANIFEST))
         self.storage.delete(self.directory)
@@ -150,7 +153,7 @@ def stage_task(name: str, retries: int = 2) -> Callable[[Callable[..., Any]], St
         StageTask,
         name=name,
         retries=retries,
-        retry_delay_seconds=[2, 15][:retries],
+        retry_delay_seconds=[2.0, 15.0][:retries],
         retry_jitter_factor=0.5,
         retry_condition_fn=_is_transient,
     )

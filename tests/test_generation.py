@@ -70,7 +70,7 @@ def test_a_full_context_slides() -> None:
 
 def test_padded_ids_are_never_chosen() -> None:
     # R7: a vocabulary of 1,000 padded to 1,024, where the padding has the largest logits of all.
-    model = Constant([0.0] * 1000 + [50.0] * 24)
+    model = Constant([-90.0] + [0.0] * 999 + [50.0] * 24)
     for temperature in (0, 0.01, 1, 5):
         ids = run(model, [1], temperature=temperature, vocab_size=1000, max_tokens=200)
         assert ids

@@ -73,7 +73,7 @@ def test_planning_stands_above_the_trainer() -> None:
 
 
 def test_flows_only_compose() -> None:
-    """No task, class or state is defined where Prefect loads files by path; the command line's own file is not loaded."""
+    """No task, class or state is defined in the files that Prefect loads by path."""
     for path in (ROOT / "flows").glob("*.py"):
         if path.name in ("__main__.py", "console.py"):
             continue

@@ -41,9 +41,7 @@ class Causal(nn.Module):
 
 def score(model: nn.Module, documents: list[list[int]], batch_size: int = 8, seq_len: int = 10) -> list[Score]:
     lengths = [3 * len(ids) for ids in documents]
-    return score_documents(
-        model, documents, lengths, seq_len=seq_len, batch_size=batch_size, end_of_text=END
-    )
+    return score_documents(model, documents, lengths, seq_len=seq_len, batch_size=batch_size, end_of_text=END)
 
 
 def by_hand(model: Causal, ids: list[int], first: int, before: int) -> float:
@@ -58,9 +56,7 @@ def by_hand(model: Causal, ids: list[int], first: int, before: int) -> float:
 
 def test_uniform_over_256000() -> None:
     # E1: 100 tokens of log2(256,000) = 17.9658 bits over 400 bytes.
-    [result] = score_documents(
-        Uniform(256_000), [range(100)], [400], seq_len=64, batch_size=4, end_of_text=END
-    )
+    [result] = score_documents(Uniform(256_000), [range(100)], [400], seq_len=64, batch_size=4, end_of_text=END)
     assert result.bits_per_byte == pytest.approx(4.4914, abs=5e-5)
     assert (result.tokens, result.bytes) == (100, 400)
     assert result.log_probability_per_byte == pytest.approx(-math.log(256_000) / 4)
@@ -75,14 +71,16 @@ def test_scores_join_token_weighted() -> None:
 
 def test_windows_score_each_token_once_with_half_a_context() -> None:
     # E3: 20 tokens, window 10, stride 5: [0, 10) scores 10, [5, 15) and [10, 20) score their last 5.
-    model, ids = Causal(), list(range(1, 11)) * 2
+    model, ids = Causal().eval(), list(range(1, 11)) * 2
     [result] = score(model, [ids], batch_size=1)
     sequence = [END, *ids]
     assert sorted(window for batch in model.batches for window in batch) == sorted(
         [sequence[0:10], sequence[5:15], sequence[10:20]]
     )
     expected = sum(
-        model(torch.tensor([sequence[start : start + 10]]))[0].log_softmax(-1)[place - 1 - start, sequence[place]].item()
+        model(torch.tensor([sequence[start : start + 10]]))[0]
+        .log_softmax(-1)[place - 1 - start, sequence[place]]
+        .item()
         for start, places in [(0, range(1, 11)), (5, range(11, 16)), (10, range(16, 21))]
         for place in places
     )
@@ -92,9 +90,7 @@ def test_windows_score_each_token_once_with_half_a_context() -> None:
 @pytest.mark.parametrize("length", [*range(9), 10, 11, 14, 15, 16, 37])
 @pytest.mark.parametrize("seq_len", [1, 2, 3, 10])
 def test_every_length_is_scored_once(length: int, seq_len: int) -> None:
-    [result] = score_documents(
-        Uniform(7), [[1] * length], [length], seq_len=seq_len, batch_size=3, end_of_text=END
-    )
+    [result] = score_documents(Uniform(7), [[1] * length], [length], seq_len=seq_len, batch_size=3, end_of_text=END)
     assert result.log_probability == pytest.approx(-length * math.log(7), rel=1e-6)
     assert result.tokens == length
 
@@ -194,8 +190,6 @@ def test_a_long_context_loses_its_beginning() -> None:
 
 
 def test_a_completion_longer_than_the_context_is_scored_whole() -> None:
-    sums, tokens = score_completions(
-        Uniform(7), [([1] * 13, [2] * 33)], seq_len=10, batch_size=2, end_of_text=END
-    )
+    sums, tokens = score_completions(Uniform(7), [([1] * 13, [2] * 33)], seq_len=10, batch_size=2, end_of_text=END)
     assert tokens == [33]
     assert sums[0] == pytest.approx(-33 * math.log(7), rel=1e-6)

@@ -56,6 +56,5 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
         below = merged.get(key)
-        both = isinstance(value, Mapping) and isinstance(below, Mapping)
-        merged[key] = _merge(below, value) if both else value
+        merged[key] = _merge(below, value) if isinstance(value, Mapping) and isinstance(below, Mapping) else value
     return merged

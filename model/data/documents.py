@@ -5,7 +5,7 @@ import re
 import shutil
 import tempfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -74,7 +74,7 @@ def document_format(name: str) -> tuple[str, str | None]:
     )
 
 
-def read_documents(file: SourceFile, max_document_bytes: int) -> Iterator[str | Dropped]:
+def read_documents(file: SourceFile, max_document_bytes: int) -> Generator[str | Dropped, None, None]:
     """Yields each record's text in file order, or why it has none. Blank lines are not records.
 
     Invalid UTF-8 and lone surrogates become U+FFFD; a byte order mark is dropped. A record of more than
@@ -100,6 +100,10 @@ def read_documents(file: SourceFile, max_document_bytes: int) -> Iterator[str | 
                 elif line.strip():
                     yield _json_text(line, file.source.text_field) if file_format == "jsonl" else _decoded(line)
         except (EOFError, zlib.error, zstandard.ZstdError, pa.ArrowException) as error:
+            raise DamagedFile(f"{file.name}: {error}") from error
+        except OSError as error:
+            if error.errno is not None:  # the disk or the network, not the file
+                raise
             raise DamagedFile(f"{file.name}: {error}") from error
 
 

@@ -3,10 +3,10 @@
 import heapq
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,39 @@ from model.data.phrases import count_chunks
 UNKNOWN, END_OF_TEXT, PAD = 0, 1, 2
 CONTROL_PIECES = ("<unk>", "<|endoftext|>", "<pad>")
 
+_USER_PIECES = ["\n"]
 _N_BYTES = 256
 _SPACE = "\u2581"  # how SentencePiece writes a space
 # SentencePiece keeps these for itself, or its training file cannot hold them; they are encoded as bytes.
 _UNTRAINABLE = frozenset("\0\t\n\r\u2581\u2585")
 _COVERAGE = 0.9999
 _BLOCK_CHARS = 1 << 14
-# The sums of the trainer's threads are added in order, so the number of threads is part of the result.
-_THREADS = 8
 _EXAMPLES = 12
+
+_TRAINER_OPTIONS: dict[str, Any] = {
+    "input_format": "tsv",
+    "model_type": "unigram",
+    "hard_vocab_limit": False,  # train_tokenizer reports how many pieces were reached
+    "character_coverage": 1.0,  # the rare characters are out already, and written as bytes
+    "byte_fallback": True,
+    "normalization_rule_name": "identity",
+    "add_dummy_prefix": False,
+    "remove_extra_whitespaces": False,
+    # The chunks are what may become a piece, so white space and scripts need no rules of their own.
+    "split_by_whitespace": False,
+    "split_by_unicode_script": False,
+    "split_digits": True,
+    "allow_whitespace_only_pieces": True,
+    "user_defined_symbols": _USER_PIECES,
+    "unk_id": UNKNOWN,
+    "bos_id": -1,
+    "eos_id": END_OF_TEXT,
+    "eos_piece": CONTROL_PIECES[END_OF_TEXT],
+    "pad_id": PAD,
+    "pad_piece": CONTROL_PIECES[PAD],
+    "num_threads": 8,  # part of the result: it fixes the order in which the threads' sums are added
+    "minloglevel": 2,
+}
 
 
 class TokenizerGateError(ValueError):
@@ -70,7 +94,7 @@ class Tokenizer:
         first, *others = self._model.encode(line.split(_SPACE))
         return first + [token for ids in others for token in (*self._space_bytes, *ids)]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """Returns the text of ids; control ids give none."""
         return self._model.decode([int(token) for token in ids if token > PAD])
 
@@ -82,45 +106,26 @@ class Tokenizer:
 
 
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig, seed: int, out: Path) -> Path:
-    """Returns out/tokenizer.model, trained on a sample of the texts. Their order does not matter; the seed does only
-    when they are more than config.sample_bytes.
+    """Returns out/tokenizer.model, trained on a sample of the texts that the seed chooses. Equal texts and seed, in any
+    order, give equal bytes.
 
     Raises:
         ValueError: The texts do not support config.vocab_size pieces.
     """
     sample = _sample(texts, config.sample_bytes, seed)
     counts = count_chunks(sample, config.max_phrase_words, config.min_phrase_count, config.max_piece_chars)
-    counts = {chunk: count for chunk, count in counts.items() if _UNTRAINABLE.isdisjoint(chunk)}
+    counts = _covered(
+        {chunk: count for chunk, count in counts.items() if _UNTRAINABLE.isdisjoint(chunk)}, config.vocab_size
+    )
     if not counts:
         raise ValueError(f"tokenizer.vocab_size ({config.vocab_size}): there is no text to train on")
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=(f"{chunk}\t{count}" for chunk, count in counts.items()),
-        input_format="tsv",
         model_writer=model,
-        model_type="unigram",
         vocab_size=config.vocab_size,
-        hard_vocab_limit=False,  # what was reached is reported below
         max_sentencepiece_length=config.max_piece_chars,
-        character_coverage=_character_coverage(counts, config.vocab_size),
-        byte_fallback=True,
-        normalization_rule_name="identity",
-        add_dummy_prefix=False,
-        remove_extra_whitespaces=False,
-        # The chunks are what may become a piece, so white space, scripts and the like need no rules of their own.
-        split_by_whitespace=False,
-        split_by_unicode_script=False,
-        split_digits=True,
-        allow_whitespace_only_pieces=True,
-        user_defined_symbols=["\n"],
-        unk_id=UNKNOWN,
-        bos_id=-1,
-        eos_id=END_OF_TEXT,
-        eos_piece=CONTROL_PIECES[END_OF_TEXT],
-        pad_id=PAD,
-        pad_piece=CONTROL_PIECES[PAD],
-        num_threads=_THREADS,
-        minloglevel=2,
+        **_TRAINER_OPTIONS,
     )
     supported = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()).vocab_size()
     if supported < config.vocab_size:
@@ -164,15 +169,28 @@ def _blocks(texts: Iterable[str], max_chars: int) -> Iterator[bytes]:
             start = end
 
 
-def _character_coverage(counts: dict[str, int], vocab_size: int) -> float:
-    """Returns the share of the text whose characters become pieces: nearly all, but at most half of the vocabulary."""
+def _covered(counts: dict[str, int], vocab_size: int) -> dict[str, int]:
+    """Returns the chunks without the rare characters, which bytes write: nearly all text stays, but the characters take
+    at most half of the vocabulary."""
     chars: Counter[str] = Counter()
     for chunk, count in counts.items():
         for char in chunk:
             chars[char] += count
-    most = (vocab_size - _N_BYTES - len(CONTROL_PIECES) - 1) // 2
-    covered = sum(count for _, count in chars.most_common(most))
-    return min(_COVERAGE, covered / chars.total())
+    room = (vocab_size - _N_BYTES - len(CONTROL_PIECES) - len(_USER_PIECES)) // 2
+    alphabet = set()
+    uncovered = (1 - _COVERAGE) * chars.total()
+    rest = chars.total()
+    for char, count in chars.most_common(room):
+        if rest <= uncovered:
+            break
+        alphabet.add(char)
+        rest -= count
+    covered: Counter[str] = Counter()
+    for chunk, count in counts.items():
+        for inside, run in groupby(chunk, alphabet.__contains__):
+            if inside:
+                covered["".join(run)] += count
+    return covered
 
 
 @dataclass(frozen=True)

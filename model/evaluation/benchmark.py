@@ -1,8 +1,8 @@
 """The evaluation of a checkpoint: every rank scores its share, the shares add up to `evaluation/report.json`."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,26 +10,19 @@ from numpy.typing import NDArray
 from torch import nn
 
 from model.config import EvaluationConfig
+from model.data.tokenizer import PAD, UNKNOWN, Tokenizer
 from model.evaluation.baselines import unigram_bits_per_byte, xz_bits_per_byte
 from model.evaluation.likelihood import Score, score_documents, shard
-from model.evaluation.multiple_choice import Row, Tally, TextEncoder, score_rows
+from model.evaluation.multiple_choice import Row, Tally, score_rows
 from model.serving.generation import generate
-
-
-class Tokenizer(TextEncoder, Protocol):
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def end_of_text(self) -> int: ...
 
 
 @dataclass(frozen=True)
 class Share:
     """What one rank has scored; `+` joins the ranks'."""
 
-    trained: Score = Score()
-    untrained: Score = Score()
+    trained: Score = field(default_factory=Score)
+    untrained: Score = field(default_factory=Score)
     documents: int = 0
     choices: dict[str, Tally] = field(default_factory=dict)
 
@@ -64,38 +57,21 @@ def score_share(
         texts: All held-out documents, in the same order on every rank.
         choices: Name -> all its rows, in the same order on every rank.
     """
-    own = [text for text in shard(texts, rank, world_size) if text]
+    own = list(shard(texts, rank, world_size))
     documents = [tokenizer.encode(text) for text in own]
     byte_lengths = [len(text.encode()) for text in own]
-    end_of_text = tokenizer.end_of_text
-
-    def score(model: nn.Module) -> Score:
-        scores = score_documents(
-            model,
-            documents,
-            byte_lengths,
-            seq_len=seq_len,
-            batch_size=batch_size,
-            end_of_text=end_of_text,
-            device=device,
-        )
-        return sum(scores, Score())
-
+    how: dict[str, Any] = {
+        "seq_len": seq_len,
+        "batch_size": batch_size,
+        "end_of_text": tokenizer.end_of_text,
+        "device": device,
+    }
     return Share(
-        trained=score(trained),
-        untrained=score(untrained),
+        trained=sum(score_documents(trained, documents, byte_lengths, **how), Score()),
+        untrained=sum(score_documents(untrained, documents, byte_lengths, **how), Score()),
         documents=len(own),
         choices={
-            name: score_rows(
-                trained,
-                tokenizer,
-                shard(rows, rank, world_size),
-                seq_len=seq_len,
-                batch_size=batch_size,
-                end_of_text=end_of_text,
-                device=device,
-            )
-            for name, rows in choices.items()
+            name: score_rows(trained, tokenizer, shard(rows, rank, world_size), **how) for name, rows in choices.items()
         },
     )
 
@@ -107,7 +83,6 @@ def write_samples(
     *,
     seq_len: int,
     seed: int,
-    forbidden: Collection[int] = (),
     device: torch.device | str = "cpu",
 ) -> list[dict[str, str]]:
     """The model's continuation of each prompt: [{"prompt", "text"}]. One prompt does not change another's text."""
@@ -124,7 +99,7 @@ def write_samples(
             seq_len=seq_len,
             vocab_size=tokenizer.vocab_size,
             end_of_text=tokenizer.end_of_text,
-            forbidden=forbidden,
+            forbidden=(UNKNOWN, PAD),
             device=device,
         )
         # Decoded together: what joins two pieces (a space, the bytes of one character) lies between them.

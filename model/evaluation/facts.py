@@ -3,7 +3,7 @@
 Every part may be missing, as after `jumbo score` or when a gate has stopped the run; the report leaves it out.
 """
 
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 
 class Run(TypedDict, total=False):
@@ -17,12 +17,12 @@ class Run(TypedDict, total=False):
     commit: str
 
 
-class Stage(TypedDict, total=False):
+class Stage(TypedDict):
     name: str
     outcome: str
     """completed, cached, skipped, failed, ... as the orchestrator calls it."""
-    seconds: float
-    cost_usd: float
+    seconds: NotRequired[float]
+    cost_usd: NotRequired[float]
 
 
 class Source(TypedDict, total=False):
@@ -62,7 +62,7 @@ class Tokenizer(TypedDict, total=False):
     """Multi-word pieces; a word boundary is a space or SentencePiece's U+2581."""
 
 
-class Check(TypedDict, total=False):
+class Check(TypedDict):
     """One threshold of the scaling gate."""
 
     name: str
@@ -70,7 +70,7 @@ class Check(TypedDict, total=False):
     bound: float
     unit: str
     passed: bool
-    explanation: str
+    explanation: NotRequired[str]
 
 
 class AllReduce(TypedDict):
@@ -88,22 +88,22 @@ class Scaling(TypedDict, total=False):
     """tokens_per_second_all_ranks / (ranks * tokens_per_second_one_rank)."""
 
 
-class TrainingLine(TypedDict, total=False):
+class TrainingLine(TypedDict):
     """One optimizer step: a line of metrics/train.jsonl."""
 
     step: int
     loss: float
     """Nats per token."""
-    validation_loss: float
-    learning_rate: float
-    tokens: int
+    validation_loss: NotRequired[float]
+    learning_rate: NotRequired[float]
+    tokens: NotRequired[int]
     """Of the run, up to this step."""
-    tokens_per_second: float
-    gradient_norm: float
-    batch_size: int
+    tokens_per_second: NotRequired[float]
+    gradient_norm: NotRequired[float]
+    batch_size: NotRequired[int]
 
 
-class DocumentsResult(TypedDict, total=False):
+class DocumentsResult(TypedDict):
     bits_per_byte: float
     log_probability_per_byte: float
     tokens: int
@@ -113,7 +113,7 @@ class DocumentsResult(TypedDict, total=False):
     """Name -> bits per byte of the same text."""
 
 
-class ChoiceResult(TypedDict, total=False):
+class ChoiceResult(TypedDict):
     normalization: str
     accuracy: float
     standard_error: float

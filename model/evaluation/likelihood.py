@@ -27,9 +27,7 @@ class Score:
     bytes: int = 0
 
     def __add__(self, other: "Score") -> "Score":
-        return Score(
-            self.log_probability + other.log_probability, self.tokens + other.tokens, self.bytes + other.bytes
-        )
+        return Score(self.log_probability + other.log_probability, self.tokens + other.tokens, self.bytes + other.bytes)
 
     @property
     def bits_per_byte(self) -> float:
@@ -147,14 +145,18 @@ def _sum_log_probabilities(
                     sums[window.item] = sums.get(window.item, 0.0) + value
     for item, value in sums.items():
         if not math.isfinite(value):
-            raise FloatingPointError(f"the log-probability of text {item} is {value}: the model's logits are not finite")
+            raise FloatingPointError(
+                f"the log-probability of text {item} is {value}: the model's logits are not finite"
+            )
     return sums
 
 
 def _score_batch(model: nn.Module, batch: Sequence[_Window], pad: int, device: torch.device | str) -> list[float]:
     longest = max(len(window.inputs) for window in batch)
     # Padding on the right is invisible to the tokens before it, because the model is causal.
-    tokens = torch.tensor([[*window.inputs, *[pad] * (longest - len(window.inputs))] for window in batch], device=device)
+    tokens = torch.tensor(
+        [[*window.inputs, *[pad] * (longest - len(window.inputs))] for window in batch], device=device
+    )
     logits = model(tokens)
     values = []
     for row, window in zip(logits, batch, strict=True):  # (T, V); row by row, or the float32 copy doubles the memory

@@ -9,12 +9,14 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, model_validator
 from torch import nn
 
+from model.data.documents import replace_surrogates
+from model.data.tokenizer import Tokenizer
 from model.evaluation.likelihood import score_completions
 
 PER_TOKEN = "per_token"
@@ -22,14 +24,6 @@ MINUS_ANSWER_CONTEXT = "minus_answer_context"
 NORMALIZATIONS = ("raw", PER_TOKEN, "per_character", "per_word", MINUS_ANSWER_CONTEXT)
 
 ROWS_AT_ONCE = 256
-
-
-class TextEncoder(Protocol):
-    """The part of a tokenizer that scoring needs."""
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def decode(self, ids: Sequence[int]) -> str: ...
 
 
 class Candidate(BaseModel):
@@ -117,8 +111,7 @@ def read_rows(lines: Iterable[bytes], name: str) -> list[Row]:
 
 def _parse(line: bytes, where: str) -> Row:
     try:
-        # utf-8-sig: some editors begin a file with a byte order mark. Surrogate pairs become their character, and
-        # lone ones, which no tokenizer can encode, U+FFFD.
+        # utf-8-sig: some editors begin a file with a byte order mark.
         fields = json.loads(line.decode("utf-8-sig"), object_hook=_repair)
     except UnicodeDecodeError as error:
         raise ValueError(f"{where}: not UTF-8 ({error.reason} at byte {error.start})") from error
@@ -136,13 +129,10 @@ def _parse(line: bytes, where: str) -> Row:
 
 
 def _repair(fields: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: value.encode("utf-16", "surrogatepass").decode("utf-16", "replace") if isinstance(value, str) else value
-        for key, value in fields.items()
-    }
+    return {key: replace_surrogates(value) if isinstance(value, str) else value for key, value in fields.items()}
 
 
-def split_ids(tokenizer: TextEncoder, context: str, completion: str) -> tuple[list[int], list[int], bool]:
+def split_ids(tokenizer: Tokenizer, context: str, completion: str) -> tuple[list[int], list[int], bool]:
     """The ids of both texts encoded as one, cut where the completion starts, and whether a token starts there too.
 
     Multi-word pieces reach across the cut often: the token that overlaps the start belongs to the completion, which
@@ -160,7 +150,7 @@ def split_ids(tokenizer: TextEncoder, context: str, completion: str) -> tuple[li
 
 def score_rows(
     model: nn.Module,
-    tokenizer: TextEncoder,
+    tokenizer: Tokenizer,
     rows: Iterable[Row],
     *,
     seq_len: int,

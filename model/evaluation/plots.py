@@ -32,7 +32,7 @@ INK, MUTED, GRID, ACCENT, SECOND, NEUTRAL, PAPER = PALETTE.values()
 # Two figures stand side by side on a desk and one fills a phone: as narrow as a phone, so that letters stay legible.
 WIDTH_INCHES = 5.0
 
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "font.size": 10.5,
     "text.color": INK,
@@ -73,9 +73,10 @@ def svg(draw: Callable[..., Figure], *arguments: Any) -> str:
         draw(*arguments).savefig(target, format="svg", transparent=True, metadata=no_metadata)
     text = target.getvalue()
     text = text[text.index("<svg") :]
-    text = re.sub(r' (?:xmlns(?::\w+)?|width|height|version)="[^"]*"', "", text.partition(">")[0]) + text[
-        text.index(">") :
-    ]
+    text = (
+        re.sub(r' (?:xmlns(?::\w+)?|width|height|version)="[^"]*"', "", text.partition(">")[0])
+        + text[text.index(">") :]
+    )
     text = re.sub(r'<g id="[^"]*"', "<g", text)  # nothing refers to groups, and two figures would share their ids
     for role, colour in PALETTE.items():
         text = text.replace(colour, f"var(--plot-{role}, {colour})")
@@ -192,7 +193,7 @@ def learning_rate(lines: Sequence[TrainingLine]) -> Figure:
     return figure
 
 
-def throughput(lines: Sequence[TrainingLine]) -> Figure:
+def tokens_per_second(lines: Sequence[TrainingLine]) -> Figure:
     figure, axes = _axes(2.6, "tokens per second, all ranks")
     steps, values = _series(lines, "tokens_per_second")
     if len(steps):
@@ -221,6 +222,13 @@ def gradient_norm(lines: Sequence[TrainingLine]) -> Figure:
     return figure
 
 
+METRICS = {
+    "learning_rate": learning_rate,
+    "tokens_per_second": tokens_per_second,
+    "gradient_norm": gradient_norm,
+}
+
+
 # --- bars ---------------------------------------------------------------------------------------------------------
 
 
@@ -244,7 +252,9 @@ BASELINE_NAMES = {"untrained": "untrained model", "unigram": "unigram of pieces"
 def baseline_bars(result: DocumentsResult) -> Figure:
     """Bits per byte of the model and of its baselines, best first."""
     rows = [(result["bits_per_byte"], "this model", ACCENT)]
-    rows += [(value, label(BASELINE_NAMES.get(name, name)), NEUTRAL) for name, value in result["baselines"].items()]
+    rows += [
+        (value, label(BASELINE_NAMES.get(name, name)), NEUTRAL) for name, value in result.get("baselines", {}).items()
+    ]
     rows.sort(key=lambda row: row[0])
     figure, axes = _axes(0.6 + 0.42 * len(rows), "bits per byte on held-out documents, lower is better")
     _bars(axes, [name for _, name, _ in rows])
@@ -262,7 +272,8 @@ def funnel_bars(funnel: Funnel) -> Figure:
     for source in sources:
         for reason, count in source.get("dropped", {}).items():
             dropped[reason] = dropped.get(reason, 0) + count
-    read, kept = (sum(source.get(key, 0) for source in sources) for key in ("read", "kept"))
+    read = sum(source.get("read", 0) for source in sources)
+    kept = sum(source.get("kept", 0) for source in sources)
     rows = [("read", 0, read, NEUTRAL)]
     left = read
     for reason, count in sorted(dropped.items(), key=lambda item: -item[1]):
@@ -321,7 +332,7 @@ def choice_bars(results: Mapping[str, ChoiceResult]) -> Figure:
     axes.set_xlim(0, 1)
     for y, result in enumerate(results.values()):
         accuracy, error, chance = result["accuracy"], result["standard_error"], result["chance"]
-        axes.barh(y, accuracy, height=0.5, color=ACCENT)
+        axes.barh(y, accuracy, height=0.5, color=ACCENT, alpha=0.4)
         axes.errorbar(accuracy, y, xerr=error, color=INK, capsize=3, linewidth=1.2)
         axes.plot([chance, chance], [y - 0.42, y + 0.42], color=SECOND, linewidth=1.6, linestyle=(0, (2.5, 1.5)))
         _write(axes, min(1.0, accuracy + error), y, f"{accuracy:.1%}", fontweight="bold")

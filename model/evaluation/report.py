@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from model.data.documents import replace_surrogates
 from model.evaluation import plots
 from model.evaluation.facts import DocumentsResult, Facts
 
@@ -55,7 +56,7 @@ def render(facts: Facts) -> str:
         failed_outcomes=FAILED_OUTCOMES,
     )
     # File names that are no UTF-8 come as lone surrogates, which could not be written.
-    return page.encode("utf-8", "replace").decode()
+    return replace_surrogates(page).replace("\0", "\ufffd")
 
 
 def figures(facts: Facts) -> dict[str, bytes]:
@@ -72,19 +73,15 @@ def _drawings(facts: Facts) -> Iterator[tuple[str, tuple[Any, ...]]]:
     if funnel := facts.get("funnel"):
         yield "funnel", (plots.funnel_bars, funnel)
     scaling = facts.get("scaling", {})
-    if {"ranks", "tokens_per_second_one_rank", "tokens_per_second_all_ranks"} <= scaling.keys():
+    if "tokens_per_second_one_rank" in scaling and scaling["ranks"] > 1:
         yield "scaling", (plots.throughput_bars, scaling)
     if scaling.get("all_reduce"):
         yield "all_reduce", (plots.all_reduce_curve, scaling)
     if training := facts.get("training"):
         yield "loss", (plots.loss_curve, training)
-        for draw in (plots.learning_rate, plots.throughput, plots.gradient_norm):
-            if any(line.get(key) is not None for line in training for key in _key(draw.__name__)):
-                yield draw.__name__, (draw, training)
-
-
-def _key(name: str) -> tuple[str, ...]:
-    return ({"throughput": "tokens_per_second"}.get(name, name),)
+        for metric, draw in plots.METRICS.items():
+            if any(line.get(metric) is not None for line in training):
+                yield metric, (draw, training)
 
 
 def _test(facts: Facts) -> DocumentsResult | None:
@@ -96,7 +93,7 @@ def verdict(facts: Facts) -> Verdict:
     checks = facts.get("scaling", {}).get("checks", [])
     if failed := [check for check in checks if not check["passed"]]:
         numbers = "; ".join(
-            f"{check['name']}: {measure(check['measured'])} {check['unit']}, bound {measure(check['bound'])}"
+            f"{check['name']} {measure(check['measured'])}, bound {measure(check['bound'])} {check['unit']}".strip()
             for check in failed
         )
         return Verdict(BAD, f"The scaling gate stopped the run: {len(failed)} of {len(checks)} checks failed.", numbers)
@@ -131,20 +128,20 @@ def key_figures(facts: Facts) -> list[tuple[str, str]]:
     last = training[-1] if training else None
     candidates = [
         ("bits per byte", f"{test['bits_per_byte']:.3f}" if test else None),
-        ("parameters", short(run["parameters"]) if "parameters" in run else None),
+        ("parameters", short(run["parameters"]) if run.get("parameters") else None),
         ("training steps", count(last["step"]) if last else None),
         ("training tokens", short(last["tokens"]) if last and "tokens" in last else None),
-        ("wall time", duration(run["seconds"]) if "seconds" in run else None),
-        ("cost", usd(run["cost_usd"]) if "cost_usd" in run else None),
+        ("wall time", duration(run.get("seconds")) if "seconds" in run else None),
+        ("cost", usd(run.get("cost_usd")) if "cost_usd" in run else None),
     ]
     return [(name, value) for name, value in candidates if value is not None]
 
 
-def _splits(facts: Facts) -> dict[str, dict[str, int]]:
+def _splits(facts: Facts) -> dict[str, dict[str, object]]:
     """Split -> its documents, bytes and, once there are token shards, tokens."""
     documents = facts.get("funnel", {}).get("splits", {})
     tokens = facts.get("tokens", {})
-    return {name: {**documents.get(name, {}), **tokens.get(name, {})} for name in {**documents, **tokens}}
+    return {name: {**dict(documents.get(name, {})), **dict(tokens.get(name, {}))} for name in {**documents, **tokens}}
 
 
 def _sections(configuration: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -185,7 +182,13 @@ def summary_markdown(facts: Facts) -> str:
         parts += ["### Multiple choice", _table(["", "accuracy", "chance"], rows)]
     if checks := facts.get("scaling", {}).get("checks"):
         rows = [
-            ["✅" if c["passed"] else "❌", _escape(c["name"]), measure(c["measured"]), measure(c["bound"]), c["unit"]]
+            [
+                "✅" if c["passed"] else "❌",
+                _escape(c["name"]),
+                measure(c["measured"]),
+                measure(c["bound"]),
+                _escape(c["unit"]),
+            ]
             for c in checks
         ]
         parts += ["### Scaling gate", _table(["", "check", "measured", "bound", "unit"], rows)]
@@ -203,8 +206,9 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def _escape(text: str) -> str:
-    """Text that Markdown shows as it is, on one line."""
-    return re.sub(r"([\\`*_{}\[\]()#!|<>~&$])", r"\\\1", " ".join(text.split()))
+    """Text that Markdown shows as it is, on one line, and that any database takes."""
+    printable = "".join(character if character.isprintable() else "\ufffd" for character in " ".join(text.split()))
+    return re.sub(r"([\\`*_{}\[\]()#!|<>~&$])", r"\\\1", printable)
 
 
 # --- numbers as people read them ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from model.checkpoint import Checkpointer
 from model.config import ModelConfig, ScalingConfig, TrainingConfig
-from model.data.batches import SequenceDataset, rank_batches, sequence_ids
+from model.data.batches import TokenDataset, rank_batches, sequence_ids
 from model.gpt import derive_seed
 from model.planning.scaling import AllReduce, ScalingMeasurement, ShortRun
 from model.trainer import Batches, Learner
@@ -22,7 +22,7 @@ def measure(
     scaling_config: ScalingConfig,
     vocab_size: int,
     seed: int,
-    data: SequenceDataset,
+    data: TokenDataset,
     mesh: DeviceMesh,
     checkpointer: Checkpointer,
 ) -> ScalingMeasurement:
@@ -59,7 +59,7 @@ def measure(
 
 
 def measure_all_reduce(mib: int, mesh: DeviceMesh, repeats: int = 5) -> AllReduce:
-    """Bus bandwidth of a sum over all ranks: bytes / seconds x 2 (n - 1) / n, which does not depend on n; 0 for one rank.
+    """Bus bandwidth of a sum over n ranks: bytes / seconds x 2 (n - 1) / n, which more ranks do not lower; 0 for one.
 
     Source: NVIDIA nccl-tests, doc/PERFORMANCE.md, "AllReduce".
     """
@@ -93,7 +93,7 @@ def measure_throughput(
     return tokens / _slowest(seconds, mesh.device_type)
 
 
-def run_short(learner: Learner, data: SequenceDataset, mesh: DeviceMesh, steps: int) -> ShortRun:
+def run_short(learner: Learner, data: TokenDataset, mesh: DeviceMesh, steps: int) -> ShortRun:
     """Steps of the real model at full batch size, all on the run's first batch and at the peak learning rate.
 
     On one batch the loss must fall within a few steps if gradients, reduction and optimizer work; over different
@@ -101,7 +101,8 @@ def run_short(learner: Learner, data: SequenceDataset, mesh: DeviceMesh, steps: 
     """
     config = learner.config
     ids = sequence_ids(0, config.global_batch_size, len(data), learner.seed)
-    batches = rank_batches(data, ids, mesh.get_local_rank(), mesh.size(), config.micro_batch_size)
+    micro_batches = rank_batches(ids, mesh.get_local_rank(), mesh.size(), config.micro_batch_size)
+    batches = [data.batch(micro_batch) for micro_batch in micro_batches]
     losses = [learner.step(step, batches, config.learning_rate).loss for step in range(steps)]
     return ShortRun(steps, losses[0], losses[-1])
 

@@ -36,8 +36,8 @@ def generate(
     """The ids that follow the prompt: at most `max_tokens`, ended early by (and without) `end_of_text`.
 
     The prompt is read as the start of a document, so after `end_of_text`, as in training. Once prompt and continuation
-    exceed `seq_len`, the model sees the last `seq_len` ids. Sampling happens on the CPU with a CPU `generator`: the same
-    logits give the same ids on any device.
+    exceed `seq_len`, the model sees the last `seq_len` ids. Sampling happens on the CPU with a CPU `generator`: the
+    same logits give the same ids on any device.
 
     Args:
         model: Ids (1, T) -> logits (1, T, V); V may be padded beyond `vocab_size`.

@@ -1,0 +1,107 @@
+"""Stage 8: report.html and report.json in the run directory, and the same as artifacts in Prefect."""
+
+import base64
+import json
+from typing import cast
+
+from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+
+from infra.storage import FileStorage, Storage, open_storage
+from model.config import Section
+from model.evaluation.facts import Facts
+from model.evaluation.report import figures, render, summary_markdown
+from model.flops import parameter_count
+from tasks.config import PipelineConfig
+from tasks.manifest import Manifest, record_bytes
+from tasks.stage import stage_task
+from tasks.stages import report_stage
+from tasks.worker import METRICS
+
+
+class RunResult(Section):
+    """What a finished run gives to whoever called it."""
+
+    run_uri: str
+    report_uri: str
+    checkpoint_uri: str
+    bits_per_byte: float
+    baselines: dict[str, float]
+    cost_usd: float
+
+    def lines(self) -> list[str]:
+        """The result in words."""
+        return [f"Report: {self.report_uri}", f"Checkpoint: {self.checkpoint_uri}"]
+
+
+@stage_task("report")
+def publish(config: PipelineConfig, manifests: list[Manifest]) -> RunResult:
+    """report.html, self-contained, and report.json with all its facts."""
+    stage = report_stage(config, manifests)
+    if done := stage.finished():
+        stage.cached(done)
+        return _result(config, manifests)
+    facts = run_facts(config, manifests, stage.storage)
+    page, data = render(facts).encode(), json.dumps(facts, indent=1).encode()
+    stage.storage.write("report.json", data)
+    stage.storage.write("report.html", page)
+    result = _result(config, manifests)
+    _publish_artifacts(facts, result)
+    stage.complete([record_bytes("report.html", page), record_bytes("report.json", data)], {}, result.report_uri)
+    return result
+
+
+def run_facts(config: PipelineConfig, manifests: list[Manifest], storage: Storage) -> Facts:
+    """All that the report shows, from the manifests and the metrics."""
+    counts = {m.stage: {k: v for k, v in m.counts.items() if k != "summary"} for m in manifests}
+    scaling = counts["validate-scaling"]
+    facts = {
+        "run": {
+            "uri": config.run_uri,
+            "created": min(manifest.finished for manifest in manifests),
+            "seconds": sum(manifest.seconds for manifest in manifests),
+            "cost_usd": sum(manifest.cost_usd for manifest in manifests),
+            "parameters": parameter_count(config.model, counts["tokenizer"]["vocab_size"]),
+        },
+        "configuration": config.model_dump(mode="json"),
+        "stages": [
+            {"name": m.stage, "outcome": "completed", "seconds": m.seconds, "cost_usd": m.cost_usd} for m in manifests
+        ],
+        "funnel": counts["preprocess"],
+        "tokenizer": counts["tokenizer"],
+        "tokens": counts["tokens"],
+        "scaling": scaling | {"tokens_per_second_all_ranks": scaling["tokens_per_second"]},
+        "training": [json.loads(line) for line in storage.read(METRICS).splitlines()],
+        "evaluation": counts["evaluate"],
+    }
+    return cast(Facts, facts)
+
+
+def _result(config: PipelineConfig, manifests: list[Manifest]) -> RunResult:
+    test = next(m for m in manifests if m.stage == "evaluate").counts["documents"]["test"]
+    return RunResult(
+        run_uri=config.run_uri,
+        report_uri=f"{config.run_uri}/report.html",
+        checkpoint_uri=f"{config.run_uri}/checkpoints/step-{config.training.steps:08d}",
+        bits_per_byte=test["bits_per_byte"],
+        baselines=test["baselines"],
+        cost_usd=sum(manifest.cost_usd for manifest in manifests),
+    )
+
+
+def _publish_artifacts(facts: Facts, result: RunResult) -> None:
+    create_markdown_artifact(summary_markdown(facts), key="summary", description="The run in short")
+    test = facts["evaluation"]["documents"]["test"]
+    scores = {"this model": test["bits_per_byte"], **test["baselines"]}
+    rows = [{"model": name, "bits per byte": round(value, 4)} for name, value in scores.items()]
+    create_table_artifact(rows, key="bits-per-byte", description="Held-out text beside baselines")
+    # In markdown, because an image artifact prints its data: URI as text.
+    pictures = (
+        f"![{name}](data:image/png;base64,{base64.b64encode(png).decode()})" for name, png in figures(facts).items()
+    )
+    create_markdown_artifact("\n\n".join(pictures), key="figures", description="Loss, baselines, scaling")
+    create_link_artifact(_link(result.report_uri), key="report", link_text="report.html")
+
+
+def _link(uri: str) -> str:
+    storage = open_storage(uri)
+    return storage.root.as_uri() if isinstance(storage, FileStorage) else storage.uri

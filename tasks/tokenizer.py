@@ -1,0 +1,39 @@
+"""Stage 2: documents -> a SentencePiece vocabulary with multi-word pieces, behind a quality gate."""
+
+from itertools import chain
+
+from prefect.artifacts import create_markdown_artifact
+
+from model.data.preparation import iter_documents
+from model.data.tokenizer import Tokenizer, check_tokenizer
+from model.data.tokenizer import train_tokenizer as train
+from tasks.config import PipelineConfig
+from tasks.manifest import Manifest
+from tasks.stage import stage_task
+from tasks.stages import tokenizer_stage
+
+
+@stage_task("tokenizer")
+def train_tokenizer(config: PipelineConfig, documents: Manifest) -> Manifest:
+    """tokenizer/tokenizer.model, trained on the training split and checked on the others."""
+    stage = tokenizer_stage(config, documents)
+    if done := stage.finished():
+        return stage.cached(done)
+    training, held_out = (
+        documents.local_files(".parquet", "train/"),
+        [*documents.local_files(".parquet", "test/"), *documents.local_files(".parquet", "validation/")],
+    )
+    with stage.scratch() as out:
+        stage.progress(f"training {config.tokenizer.vocab_size:,} pieces")
+        tokenizer = Tokenizer(train((d.text for d in iter_documents(training)), config.tokenizer, config.seed, out))
+        stage.progress("checking the round trip")
+        texts = (document.text for document in chain(iter_documents(held_out), iter_documents(training)))
+        report = check_tokenizer(tokenizer, texts, config.tokenizer)
+        files = stage.publish(out)
+    pieces = ", ".join(f"`{example.strip()}`" for example in report.examples)
+    create_markdown_artifact(f"Multi-word pieces: {pieces}", key="tokenizer", description="Examples of pieces")
+    summary = (
+        f"{report.vocab_size:,} pieces, {report.multi_word_piece_share:.0%} of them multi-word; "
+        f"{report.tokens_per_byte:.3f} tokens a byte"
+    )
+    return stage.complete(files, report.to_dict(), summary)

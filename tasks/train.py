@@ -1,0 +1,48 @@
+"""Stage 6: training, from the newest complete checkpoint to the last step."""
+
+import json
+from typing import Any
+
+from prefect.artifacts import create_markdown_artifact
+
+from infra.cluster import Cluster
+from infra.storage import Storage
+from tasks.cluster import ProgressArtifact, run_on_cluster
+from tasks.config import PipelineConfig
+from tasks.manifest import FileRecord, Manifest, record_bytes
+from tasks.stage import stage_task
+from tasks.stages import training_stage
+from tasks.worker import METRICS, WorkerJob
+
+RESULT = "metrics/outcome.json"
+
+
+@stage_task("train", retries=0)  # restarts after kills are the launcher's, from the newest checkpoint
+def train(config: PipelineConfig, cluster: Cluster | None, tokens: Manifest) -> Manifest:
+    """checkpoints/step-*/ and metrics/train.jsonl."""
+    stage = training_stage(config, tokens)
+    if done := stage.finished():
+        return stage.cached(done)
+    artifact = ProgressArtifact("training", f"Training {config.run_uri}")
+
+    def progress(sign: dict[str, Any]) -> None:
+        if sign.get("phase") in ("training", "validation", "checkpoint"):
+            artifact.update(sign["step"] / sign["steps"])
+            stage.progress(f"step {sign['step']:,} of {sign['steps']:,}")
+
+    result, usd = run_on_cluster(cluster, WorkerJob(kind="train", config=config, result=RESULT), progress)
+    outcome = json.loads(result)
+    artifact.update(1.0)
+    files = _newest_checkpoint(stage.storage, config.training.steps)
+    summary = (
+        f"{config.training.steps:,} steps, loss {outcome['loss']:.3f}, validation {outcome['validation_loss']:.3f} "
+        f"nats a token; {outcome['peak_memory_bytes'] / 2**30:.2f} GiB a rank"
+    )
+    create_markdown_artifact(f"{summary}. Metrics: `{config.run_uri}/{METRICS}`", key="training-outcome")
+    return stage.complete(files, outcome, summary, usd)
+
+
+def _newest_checkpoint(storage: Storage, step: int) -> list[FileRecord]:
+    """The marker of the last step's checkpoint: it names every file with its checksum."""
+    name = f"step-{step:08d}/complete.json"
+    return [record_bytes(name, storage.read(f"checkpoints/{name}"))]

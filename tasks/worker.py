@@ -1,0 +1,238 @@
+"""torchrun's entry: where torch meets storage. Every rank runs one job of the pipeline and reports through the run
+directory; it imports no Prefect."""
+
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from infra.bootstrap import die_with_parent
+from infra.storage import FileStorage, Storage, open_storage
+from model.checkpoint import Checkpointer
+from model.config import Section
+from model.data.batches import TokenDataset
+from model.data.preparation import iter_documents
+from model.data.shards import TokenShard
+from model.data.tokenizer import Tokenizer
+from model.evaluation.benchmark import assemble, baselines, score_share, write_samples
+from model.gpt import GPT, initialize
+from model.metrics import MetricsLog
+from model.planning.probe import measure
+from model.planning.scaling import gate
+from model.trainer import TrainData, Trainer
+from tasks.choices import load_choices
+from tasks.config import PipelineConfig
+from tasks.heartbeat import HeartbeatWriter
+from tasks.manifest import Manifest, read_manifest
+
+METRICS = "metrics/train.jsonl"
+COLLECTIVE_TIMEOUT = timedelta(minutes=10)
+
+
+class WorkerJob(Section):
+    """What the ranks are to do: the worker's only argument, as JSON."""
+
+    kind: Literal["validate-scaling", "train", "evaluate"]
+    config: PipelineConfig
+    result: str
+    """Name in the run directory that rank 0 stores the result under."""
+    step: int | None = None
+    """The checkpoint to evaluate; None for the newest."""
+
+
+class Rank:
+    """One rank of a job: its place, its device, and the run directory."""
+
+    def __init__(self, job: WorkerJob, scratch: Path) -> None:
+        self.job, self.config, self.scratch = job, job.config, scratch
+        self.storage: Storage = open_storage(job.config.run_uri)
+        self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
+        device_type = "cuda" if torch.cuda.is_available() else "cpu"
+        self.mesh: DeviceMesh = init_device_mesh(device_type, (self.world_size,), mesh_dim_names=("dp",))
+        self.tokens: Manifest = read_manifest(job.config.run_uri, "tokens")
+        self.tokenizer = Tokenizer(self._tokenizer_path())
+        self.heartbeat = HeartbeatWriter(self.storage)
+        self.beat("start", 0, 0)
+
+    def beat(self, phase: str, step: int, steps: int) -> None:
+        if self.rank == 0:
+            self.heartbeat({"phase": phase, "step": step, "steps": steps})
+
+    def dataset(self, split: str) -> TokenDataset:
+        paths = self.tokens.local_files(".tokens", f"{split}/")
+        self.tokens.local_files(".index", f"{split}/")
+        return TokenDataset([TokenShard(path) for path in paths], self.config.model.seq_len)
+
+    def checkpointer(self, directory: str = "checkpoints") -> Checkpointer:
+        storage = open_storage(f"{self.config.run_uri}/{directory}")
+        group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+        assert isinstance(group, dist.ProcessGroup)
+        return Checkpointer(storage, self.scratch / directory, self.config.training.keep_checkpoints, group)
+
+    def _tokenizer_path(self) -> Path:
+        return read_manifest(self.config.run_uri, "tokenizer").local_files(".model")[0]
+
+
+def validate_scaling(rank: Rank) -> dict[str, Any]:
+    """Measure the cluster and judge it."""
+    config = rank.config
+    measurement = measure(
+        model_config=config.model,
+        training_config=config.training,
+        scaling_config=config.scaling,
+        vocab_size=rank.tokenizer.vocab_size,
+        seed=config.seed,
+        data=rank.dataset("train"),
+        mesh=rank.mesh,
+        checkpointer=rank.checkpointer("scaling/checkpoints"),
+    )
+    if rank.rank == 0:
+        rank.storage.delete("scaling/checkpoints")
+    checks = [asdict(check) for check in gate(measurement, config.scaling)]
+    return asdict(measurement) | {"efficiency": measurement.efficiency, "checks": checks}
+
+
+def train(rank: Rank) -> dict[str, Any]:
+    """Train to the last step, from the newest complete checkpoint on."""
+    config = rank.config
+    with _metrics_log(rank) as (metrics, store):
+
+        def heartbeat(sign: dict[str, Any]) -> None:
+            rank.beat(sign["phase"], sign["step"], sign["steps"])
+            store(False)
+
+        trainer = Trainer(
+            model_config=config.model,
+            training_config=config.training,
+            vocab_size=rank.tokenizer.vocab_size,
+            seed=config.seed,
+            data=TrainData(rank.dataset("train"), rank.dataset("validation")),
+            mesh=rank.mesh,
+            identity={"tokens": rank.tokens.fingerprint},
+            checkpointer=rank.checkpointer(),
+            metrics=metrics,
+            heartbeat=heartbeat,
+        )
+        return asdict(trainer.run())
+
+
+@contextmanager
+def _metrics_log(rank: Rank) -> Iterator[tuple[MetricsLog, Callable[[bool], None]]]:
+    """The metrics log, and a function that stores it where the run directory is remote: appended locally, sent at most
+    every few seconds."""
+    if isinstance(rank.storage, FileStorage):
+        yield MetricsLog(rank.storage.root / METRICS), lambda now: None
+        return
+    path = rank.scratch / METRICS
+    sent = time.monotonic()
+    if rank.rank == 0 and rank.storage.list(METRICS):
+        rank.storage.download(METRICS, path)
+
+    def store(now: bool) -> None:
+        nonlocal sent
+        if rank.rank == 0 and path.exists() and (now or time.monotonic() - sent > 10):
+            rank.storage.upload(path, METRICS)
+            sent = time.monotonic()
+
+    try:
+        yield MetricsLog(path), store
+    finally:
+        store(True)
+
+
+def evaluate(rank: Rank) -> dict[str, Any] | None:
+    """Score a checkpoint on held-out text and multiple choice, beside the baselines; rank 0 alone has the report."""
+    config, vocab_size = rank.config, rank.tokenizer.vocab_size
+    trained, untrained = GPT(config.model, vocab_size), GPT(config.model, vocab_size)
+    for model in (trained, untrained):
+        initialize(model, config.seed)
+        model.to(rank.mesh.device_type)
+    # Every rank holds the whole model here: ranks score different documents, so they cannot share a sharded one.
+    state = {f"model.{name}": parameter.detach() for name, parameter in trained.named_parameters()}
+    identity = {"tokens": rank.tokens.fingerprint}
+    step = rank.checkpointer().load_latest(state, identity, required=True, at_step=rank.job.step)
+    rank.beat("score", 0, 0)
+    texts = _test_texts(rank)
+    share = score_share(
+        trained,
+        untrained,
+        rank.tokenizer,
+        texts,
+        load_choices(config.evaluation),
+        seq_len=config.model.seq_len,
+        batch_size=config.evaluation.batch_size,
+        rank=rank.rank,
+        world_size=rank.world_size,
+        device=rank.mesh.device_type,
+    )
+    shares: list[Any] = [None] * rank.world_size
+    dist.all_gather_object(shares, share)
+    if rank.rank != 0:
+        return None
+    rank.beat("baselines", 0, 0)
+    counts = sum(np.load(path) for path in rank.tokens.local_files("unigram.npy", "train/"))
+    samples = write_samples(
+        trained,
+        rank.tokenizer,
+        config.evaluation,
+        seq_len=config.model.seq_len,
+        seed=config.seed,
+        device=rank.mesh.device_type,
+    )
+    return {"step": step} | assemble(shares, baselines(rank.tokenizer, texts, counts), samples)
+
+
+def _test_texts(rank: Rank) -> list[str]:
+    """The first test documents, whole, up to the configured size; at least one."""
+    texts: list[str] = []
+    size = 0
+    documents = read_manifest(rank.config.run_uri, "documents").local_files(".parquet", "test/")
+    for document in iter_documents(documents):
+        size += len(document.text.encode())
+        if texts and size > rank.config.evaluation.max_test_bytes:
+            break
+        texts.append(document.text)
+    return texts
+
+
+@record
+def main() -> None:
+    die_with_parent()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    job = WorkerJob.model_validate_json(sys.argv[1])
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=COLLECTIVE_TIMEOUT)
+    scratch = Path(tempfile.mkdtemp(prefix="jumbo-rank-"))
+    try:
+        rank = Rank(job, scratch)
+        jobs: dict[str, Callable[[Rank], Any]] = {
+            "validate-scaling": validate_scaling,
+            "train": train,
+            "evaluate": evaluate,
+        }
+        result = jobs[job.kind](rank)
+        if rank.rank == 0:
+            rank.storage.write(job.result, json.dumps(result, indent=1).encode())
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from model.metrics import MetricsLog
+
+
+def steps(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> MetricsLog:
+    log = MetricsLog(tmp_path / "metrics" / "train.jsonl")
+    log.rewind(0)
+    for step in range(1, 6):
+        log.write({"step": step, "loss": 1 / step})
+    return log
+
+
+def test_lines_are_whole_when_write_returns(log: MetricsLog) -> None:
+    assert steps(log.path) == [1, 2, 3, 4, 5]
+    assert json.loads(log.path.read_text().splitlines()[2])["loss"] == 1 / 3  # bit for bit
+
+
+@pytest.mark.parametrize(("step", "left"), [(0, []), (3, [1, 2, 3]), (5, [1, 2, 3, 4, 5]), (9, [1, 2, 3, 4, 5])])
+def test_rewind_cuts_what_is_later(log: MetricsLog, step: int, left: list[int]) -> None:
+    last = log.rewind(step)
+    assert steps(log.path) == left
+    assert last == ({"step": left[-1], "loss": 1 / left[-1]} if left else None)
+    log.write({"step": step + 1})
+    assert steps(log.path) == [*left, step + 1]
+
+
+@pytest.mark.parametrize("cut", [1, 5, 20])
+def test_a_torn_last_line_is_cut(log: MetricsLog, cut: int) -> None:
+    log.path.write_bytes(log.path.read_bytes()[:-cut])
+    log.rewind(5)
+    log.write({"step": 5})
+    assert steps(log.path) == [1, 2, 3, 4, 5]
+
+
+def test_a_damaged_line_is_named(log: MetricsLog) -> None:
+    log.path.write_bytes(log.path.read_bytes().replace(b'{"step": 2', b"\0\0\0\0\0\0\0\0\0\0"))
+    with pytest.raises(ValueError, match=r"train\.jsonl, line 2, is not a JSON object with a step"):
+        log.rewind(5)
+
+
+def test_a_value_that_json_does_not_know_is_refused(log: MetricsLog) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        log.write({"step": 6, "loss": float("nan")})
+    assert steps(log.path) == [1, 2, 3, 4, 5]

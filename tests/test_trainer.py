@@ -1,0 +1,313 @@
+import json
+import math
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import Job, run
+from torch.distributed.device_mesh import init_device_mesh
+
+from infra.storage import FileStorage
+from model.checkpoint import Checkpointer
+from model.config import ModelConfig, TrainingConfig
+from model.data.batches import IGNORED, TokenDataset
+from model.metrics import MetricsLog
+from model.trainer import Learner, NonFiniteError, TrainData, Trainer, TrainingOutcome
+
+VOCAB_SIZE = 40
+MODEL = ModelConfig(n_layer=2, n_head=2, d_model=16, seq_len=8, dropout=0.1)
+WITHOUT_DROPOUT = MODEL.model_copy(update={"dropout": 0.0})
+TRAINING = TrainingConfig(
+    steps=20,
+    global_batch_size=6,
+    micro_batch_size=2,
+    ramp_start_batch_size=2,
+    ramp_tokens=200,
+    warmup_tokens=100,
+    learning_rate=0.02,
+    checkpoint_every_steps=5,
+    validate_every_steps=4,
+    validation_sequences=9,
+)
+UNTIMED = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "batch_size", "validation_loss")
+
+
+def dataset(n_tokens: int) -> TokenDataset:
+    """Numbers that count up, which a model can learn."""
+    tokens = np.arange(n_tokens, dtype=np.uint32) % VOCAB_SIZE
+    return TokenDataset([SimpleNamespace(tokens=tokens)], MODEL.seq_len)  # type: ignore[list-item]
+
+
+# These run on ranks.
+
+
+def mesh() -> Any:
+    return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
+
+
+def ignore(status: dict[str, Any]) -> None:
+    pass
+
+
+def make(
+    root: Path, training: TrainingConfig, heartbeat: Callable[[dict[str, Any]], None] = ignore, **other: Any
+) -> Trainer:
+    group = dist.new_group(backend="gloo")
+    arguments = {
+        "model_config": MODEL,
+        "vocab_size": VOCAB_SIZE,
+        "seed": 3,
+        "data": TrainData(dataset(500), dataset(100)),
+        "identity": {"tokens": "fingerprint"},
+        "checkpointer": Checkpointer(FileStorage(root / "checkpoints"), root / "staging", 2, group),
+        "metrics": MetricsLog(root / "train.jsonl"),
+    }
+    return Trainer(training_config=training, mesh=mesh(), heartbeat=heartbeat, **(arguments | other))
+
+
+def train(root: Path, training: TrainingConfig = TRAINING, other: dict[str, Any] | None = None) -> TrainingOutcome:
+    return make(root, training, **(other or {})).run()
+
+
+def train_in_fp64(root: Path, training: TrainingConfig) -> TrainingOutcome:
+    torch.set_default_dtype(torch.float64)
+    return train(root, training, {"model_config": WITHOUT_DROPOUT})
+
+
+def train_until_killed(root: Path, training: TrainingConfig, at: int) -> None:
+    """SIGKILL on rank 0 right after step `at`, once what was being saved is stored."""
+
+    def heartbeat(status: dict[str, Any]) -> None:
+        if status["phase"] == "training" and status["step"] == at:
+            trainer.checkpointer.wait()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    trainer = make(root, training, heartbeat)
+    trainer.run()
+
+
+def train_and_listen(root: Path) -> list[dict[str, Any]]:
+    heard: list[dict[str, Any]] = []
+    make(root, TRAINING.model_copy(update={"steps": 4, "validate_every_steps": 2}), heard.append).run()
+    return heard
+
+
+def train_without_room(root: Path) -> None:
+    class FullStorage(FileStorage):
+        def upload(self, path: Path, name: str) -> None:
+            raise OSError("no space left")
+
+    checkpointer = Checkpointer(FullStorage(root), root / "staging", 2, dist.new_group(backend="gloo"))
+    train(root, TRAINING.model_copy(update={"steps": 2}), {"checkpointer": checkpointer})
+
+
+def train_broken(root: Path) -> tuple[str, bool]:
+    """The message of a run whose third step has a loss of NaN, and whether that step left the parameters alone."""
+    kept: dict[str, torch.Tensor] = {}
+
+    def heartbeat(status: dict[str, Any]) -> None:
+        if status["phase"] == "training" and status["step"] == 2:
+            with torch.no_grad():
+                trainer.learner.model.norm.bias.to_local().fill_(math.nan)
+            kept.update({name: p.detach().to_local().clone() for name, p in trainer.learner.model.named_parameters()})
+
+    trainer = make(root, TRAINING.model_copy(update={"checkpoint_every_steps": 3}), heartbeat)
+    with pytest.raises(NonFiniteError) as caught:
+        trainer.run()
+    now = {name: p.detach().to_local() for name, p in trainer.learner.model.named_parameters()}
+    return str(caught.value), all(torch.equal(kept[name], now[name]) for name in kept if name != "norm.bias")
+
+
+def first_gradients(micro_batch_size: int, clip_norm: float) -> dict[str, Any]:
+    """Loss, norm, gradients and validation loss of the first step in fp64, where order of summation hardly matters."""
+    torch.set_default_dtype(torch.float64)
+    training = TRAINING.model_copy(
+        update={"micro_batch_size": micro_batch_size, "ramp_start_batch_size": 6, "clip_norm": clip_norm}
+    )
+    trainer = make(Path("unused"), training, model_config=WITHOUT_DROPOUT)
+    result = trainer._step(0)
+    gradients = {name: p.grad.full_tensor().numpy() for name, p in trainer.learner.model.named_parameters()}
+    return {"loss": result["loss"], "norm": result["gradient_norm"], "validation": trainer.validate(), **gradients}
+
+
+def table_learner(losses: list[float]) -> Learner:
+    """A learner whose model gives target 0 after token i exactly the loss `losses[i]`."""
+    learner = Learner(MODEL, TRAINING, VOCAB_SIZE, 0, mesh())
+    # Of two logits 0 and z, the first costs log(1 + e^z).
+    table = torch.tensor([[0.0, math.log(math.expm1(loss))] for loss in losses], dtype=torch.float64)
+    learner.model = torch.nn.Embedding.from_pretrained(table, freeze=False)  # type: ignore[assignment]
+    learner.optimizer = torch.optim.AdamW(learner.model.parameters())
+    return learner
+
+
+def batch(token: int, counted: int) -> tuple[torch.Tensor, torch.Tensor]:
+    targets = torch.full((1, 10), IGNORED)
+    targets[0, :counted] = 0
+    return torch.full((1, 10), token), targets
+
+
+def step_and_validation_loss(losses: list[float]) -> tuple[float, float]:
+    """Over two micro-batches of 1 and 9 tokens: both on one rank, or each on one of two."""
+    batches = [batch(0, counted=1), batch(1, counted=9)]
+    mine = batches if dist.get_world_size() == 1 else [batches[dist.get_rank()]]
+    learner = table_learner(losses)
+    validation_loss = learner.mean_loss(mine)
+    return learner.step(0, mine, 0.1).loss, validation_loss
+
+
+# The tests.
+
+
+def lines(root: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (root / "train.jsonl").read_text().splitlines()]
+
+
+def untimed(root: Path) -> list[dict[str, Any]]:
+    return [{name: line[name] for name in UNTIMED if name in line} for line in lines(root)]
+
+
+def contents(root: Path) -> dict[str, tuple[bytes, int]]:
+    files = [path for path in root.rglob("*") if path.is_file()]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize(
+    ("losses", "mean"),
+    [([3.0, 1.0], 1.2), ([2.0, 10.0], 9.2)],  # (1 x 3 + 9 x 1) / 10 and (1 x 2 + 9 x 10) / 10
+)
+def test_every_token_counts_the_same(world_size: int, losses: list[float], mean: float) -> None:
+    for loss, validation_loss in run(step_and_validation_loss, world_size, losses):
+        assert loss == pytest.approx(mean, abs=1e-12)
+        assert validation_loss == pytest.approx(mean, abs=1e-12)
+
+
+@pytest.mark.parametrize("clip_norm", [1e9, 0.01])
+def test_the_layout_does_not_change_the_gradients(clip_norm: float) -> None:
+    """6 sequences as 1, 2, 3 and 6 micro-batches, and over 1, 2 and 4 ranks, of which 4 do not share them evenly; 9 for
+    validation, which no number of ranks but one shares evenly."""
+    reference = run(first_gradients, 1, 6, clip_norm)[0]
+    assert reference["norm"] > 0.1
+    for world_size, micro_batch_size in [(1, 3), (1, 2), (1, 1), (2, 3), (2, 1), (4, 2), (4, 1)]:
+        for result in run(first_gradients, world_size, micro_batch_size, clip_norm):
+            assert result.keys() == reference.keys()
+            for name, value in result.items():
+                assert np.abs(value - reference[name]).max() < 1e-12, (name, world_size, micro_batch_size)
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("unbroken")
+    outcome, other = run(train, 2, root)
+    assert (outcome.first_step, outcome.steps) == (0, 20)
+    assert (outcome.loss, outcome.validation_loss) == (lines(root)[-1]["loss"], lines(root)[-1]["validation_loss"])
+    assert (other.loss, other.validation_loss) == (outcome.loss, outcome.validation_loss)
+    assert outcome.seconds > 0
+    assert outcome.peak_memory_bytes > 2**20
+    return root
+
+
+def test_a_run_learns_and_logs_every_step(unbroken: Path) -> None:
+    logged = lines(unbroken)
+    assert [line["step"] for line in logged] == list(range(1, 21))
+    assert [line["step"] for line in logged if "validation_loss" in line] == [4, 8, 12, 16, 20]
+    assert logged[-1]["loss"] < logged[0]["loss"] - 1
+    assert logged[-1]["validation_loss"] < logged[3]["validation_loss"]
+    # 2 sequences of 8 tokens at first, and one more whenever another 50 of the 200 ramp tokens are consumed
+    assert [line["batch_size"] for line in logged[:9]] == [2, 2, 2, 2, 3, 3, 4, 4, 5]
+    assert [line["tokens"] for line in logged[:5]] == [16, 32, 48, 64, 88]
+    assert logged[0]["learning_rate"] == 0.02 * 16 / 100
+    assert logged[-1]["batch_size"] == 6
+    for line in logged:
+        assert line["tokens_per_second"] == pytest.approx(line["batch_size"] * 8 / line["step_seconds"])
+
+
+def test_killed_again_and_again_every_step_is_that_of_the_unbroken_run(tmp_path: Path, unbroken: Path) -> None:
+    """Killed at the first step, around the end of the warm-up (step 6), after a validation, and after a save."""
+    for at in (1, 5, 6, 12, 16):
+        job = Job(train_until_killed, 2, tmp_path, TRAINING, at)
+        job.wait_for_a_death()
+        job.kill()
+        assert lines(tmp_path)[-1]["step"] == at
+    assert [outcome.first_step for outcome in run(train, 2, tmp_path)] == [15, 15]
+    assert untimed(tmp_path) == untimed(unbroken)
+
+
+def test_a_finished_run_is_left_as_it_is(unbroken: Path) -> None:
+    before = contents(unbroken)
+    outcome = run(train, 2, unbroken)[0]
+    assert (outcome.first_step, outcome.steps) == (20, 0)
+    assert outcome.loss == lines(unbroken)[-1]["loss"]
+    assert contents(unbroken) == before
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    """The same sequences at every step, so the same losses but for the order of sums, which hardly shows in fp64."""
+    training = TRAINING.model_copy(update={"decay_tokens": 700})
+    run(train_in_fp64, 2, tmp_path / "unbroken", training)
+    run(train_in_fp64, 2, tmp_path / "resized", training.model_copy(update={"steps": 10}))
+    outcomes = run(train_in_fp64, 3, tmp_path / "resized", training)
+    assert [outcome.first_step for outcome in outcomes] == [10] * 3
+    for line, expected in zip(untimed(tmp_path / "resized"), untimed(tmp_path / "unbroken"), strict=True):
+        exact = ("step", "learning_rate", "tokens", "batch_size")
+        assert {name: line[name] for name in exact} == {name: expected[name] for name in exact}
+        assert line["loss"] == pytest.approx(expected["loss"], rel=1e-10)
+        assert line["gradient_norm"] == pytest.approx(expected["gradient_norm"], rel=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"vocab_size": 41}, "its vocab_size is 40, not 41"),
+        ({"seed": 4}, "its seed is 3, not 4"),
+        ({"identity": {"tokens": "other"}}, "its tokens is 'fingerprint', not 'other'"),
+        ({"model_config": MODEL.model_copy(update={"n_layer": 3})}, "its n_layer is 2, not 3"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(unbroken: Path, other: dict[str, Any], message: str) -> None:
+    before = contents(unbroken)
+    with pytest.raises(RuntimeError, match=f"CheckpointError: step-00000020 is of another run: {message}"):
+        run(train, 1, unbroken, TRAINING, other)
+    assert contents(unbroken) == before
+
+
+def test_required_resume_refuses_to_start(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="none was ever completed"):
+        run(train, 1, tmp_path, TRAINING.model_copy(update={"resume": "required"}))
+
+
+def test_a_failed_last_save_fails_the_run(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="step-00000002 was not saved: rank 0: OSError: no space left"):
+        run(train_without_room, 1, tmp_path)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_untouched(tmp_path: Path) -> None:
+    for message, untouched in run(train_broken, 2, tmp_path):
+        assert message.startswith("step 3: the loss is nan")
+        assert untouched
+    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_the_heartbeat_beats_on_rank_0(tmp_path: Path) -> None:
+    heard, silence = run(train_and_listen, 2, tmp_path)
+    assert silence == []
+    assert [(status["phase"], status["step"]) for status in heard] == [
+        ("resume", 0),
+        ("training", 0),
+        ("training", 1),
+        ("validation", 2),
+        ("training", 2),
+        ("training", 3),
+        ("validation", 4),
+        ("training", 4),
+        ("checkpoint", 4),
+    ]
+    assert {status["steps"] for status in heard} == {4}
