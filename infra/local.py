@@ -3,7 +3,7 @@
     <state_dir>/clusters/<name>/cluster.json, lease.json
     <state_dir>/logs/<name>/<job>/generation-<g>/node-<i>/     outlives the cluster, for whoever asks what went wrong
 
-Every process of a cluster carries the path of its record in the environment variable JUMBO_CLUSTER; that, not a list of
+Every process of a cluster carries the path of its record in the environment variable JUMBO_CLUSTER_RECORD; that, not a list of
 pids, is how they are all found, whoever started them and whatever they became.
 """
 
@@ -41,7 +41,7 @@ from infra.errors import ClusterBusy, InfraError
 
 logger = logging.getLogger(__name__)
 
-MARKER = "JUMBO_CLUSTER"
+MARKER = "JUMBO_CLUSTER_RECORD"
 NODE_MARKER = "JUMBO_NODE"
 RENDEZVOUS_MARKER = "JUMBO_RENDEZVOUS"
 LOCK_SECONDS = 60.0

@@ -36,6 +36,16 @@ def parallelize(model: GPT, mesh: DeviceMesh) -> None:
             module.set_force_sum_reduction_for_comms(True)  # gloo has no PREMUL_SUM
 
 
+def reshard(model: nn.Module) -> None:
+    """Give up the whole parameters that a forward pass without a backward pass leaves behind in the outermost module.
+
+    Until then the model shows those in place of its shards, which the optimizer and the checkpoint know.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 @torch.no_grad()
 def clip_gradients(model: nn.Module, max_norm: float) -> float:
     """Scale the gradients so that their norm over all parameters and ranks is at most `max_norm`.

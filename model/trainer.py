@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from model.checkpoint import Checkpointer
 from model.config import ModelConfig, TrainingConfig
@@ -25,7 +26,7 @@ from model.gpt import derive_seed
 from model.loss import token_loss
 from model.metrics import MetricsLog
 from model.optim import Schedule, build_optimizer, optimizer_state
-from model.parallel import build_model, clip_gradients
+from model.parallel import build_model, clip_gradients, reshard
 
 logger = logging.getLogger(__name__)
 
@@ -108,6 +109,7 @@ class Learner:
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for inputs, targets in batches:
             sums += torch.stack(token_loss(self.model(inputs.to(self.device)), targets.to(self.device)))
+        reshard(self.model)
         dist.all_reduce(sums, group=self.group)
         loss_sum, tokens = sums.tolist()
         return loss_sum / tokens
@@ -115,6 +117,7 @@ class Learner:
     def state(self) -> dict[str, Tensor]:
         """The live tensors under names that no layout changes: `model.*` and `optimizer.*`."""
         parameters = {f"model.{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
+        assert all(isinstance(parameter, DTensor) for parameter in parameters.values()), "the model is not sharded"
         return parameters | optimizer_state(self.model, self.optimizer)
 
     def _sum_over_ranks(self, value: float | Tensor) -> float:

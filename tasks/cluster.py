@@ -12,6 +12,7 @@ from prefect.logging import get_run_logger
 from infra.cluster import Cluster, ClusterRequest, Job, open_provider
 from infra.config import ClusterConfig
 from infra.launcher import run_with_restarts
+from infra.lease import end_own, kept_lease
 from infra.pricing import cost_usd
 from infra.storage import open_storage
 from tasks.config import PipelineConfig
@@ -31,14 +32,16 @@ def cluster_for(config: PipelineConfig, tokens: Manifest, always: bool = False) 
         yield None
         return
     cluster = provision(config)
+    provider = open_provider(config.cluster)
     try:
-        yield cluster
+        with kept_lease(provider, cluster):
+            yield cluster
     finally:
         try:
-            terminate(config)
+            terminate(config, cluster)
         finally:
             # Whatever became of the task above, when Prefect's server is gone too: ending twice is fine.
-            open_provider(config.cluster).terminate(cluster.name)
+            end_own(provider, cluster)
 
 
 @stage_task("provision")
@@ -56,10 +59,10 @@ def provision(config: PipelineConfig) -> Cluster:
 
 
 @stage_task("terminate")
-def terminate(config: PipelineConfig) -> None:
+def terminate(config: PipelineConfig, cluster: Cluster) -> None:
     """End the machines; returns when nothing is left."""
     started = time.monotonic()
-    open_provider(config.cluster).terminate(cluster_name(config))
+    end_own(open_provider(config.cluster), cluster)
     say_outcome("terminate", "done", time.monotonic() - started, "nothing is left running")
 
 

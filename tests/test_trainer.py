@@ -33,7 +33,7 @@ TRAINING = TrainingConfig(
     warmup_tokens=100,
     learning_rate=0.02,
     checkpoint_every_steps=5,
-    validate_every_steps=4,
+    validate_every_steps=5,
     validation_sequences=9,
 )
 UNTIMED = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "batch_size", "validation_loss")
@@ -217,9 +217,9 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_run_learns_and_logs_every_step(unbroken: Path) -> None:
     logged = lines(unbroken)
     assert [line["step"] for line in logged] == list(range(1, 21))
-    assert [line["step"] for line in logged if "validation_loss" in line] == [4, 8, 12, 16, 20]
+    assert [line["step"] for line in logged if "validation_loss" in line] == [5, 10, 15, 20]
     assert logged[-1]["loss"] < logged[0]["loss"] - 1
-    assert logged[-1]["validation_loss"] < logged[3]["validation_loss"]
+    assert logged[-1]["validation_loss"] < logged[4]["validation_loss"]
     # 2 sequences of 8 tokens at first, and one more whenever another 50 of the 200 ramp tokens are consumed
     assert [line["batch_size"] for line in logged[:9]] == [2, 2, 2, 2, 3, 3, 4, 4, 5]
     assert [line["tokens"] for line in logged[:5]] == [16, 32, 48, 64, 88]
@@ -230,7 +230,7 @@ def test_a_run_learns_and_logs_every_step(unbroken: Path) -> None:
 
 
 def test_killed_again_and_again_every_step_is_that_of_the_unbroken_run(tmp_path: Path, unbroken: Path) -> None:
-    """Killed at the first step, around the end of the warm-up (step 6), after a validation, and after a save."""
+    """Killed at the first step, at a save and validation, at the end of the warm-up, and well after a save."""
     for at in (1, 5, 6, 12, 16):
         job = Job(train_until_killed, 2, tmp_path, TRAINING, at)
         job.wait_for_a_death()
