@@ -65,7 +65,7 @@ def run_job(
 
     Args:
         last_sign: the time of the ranks' last sign of life, by any clock; None before the first.
-        on_tick: called several times a second; the lease is renewed between two calls, so it must be quick.
+        on_tick: called several times a second.
 
     Raises:
         WorkerFailed: the first rank that failed, with its own traceback.
@@ -107,8 +107,6 @@ class _Silence:
 
 def _wait(provider: Provider, handle: JobHandle, silence: _Silence, on_tick: Callable[[], None]) -> JobStatus:
     """The status when all nodes have ended, or one is lost, or `PEER_SECONDS` after the first has failed."""
-    lease_seconds = handle.cluster.request.lease_seconds
-    renewed = time.monotonic()
     failed = None
     while True:
         status = provider.watch(handle)
@@ -119,9 +117,6 @@ def _wait(provider: Provider, handle: JobHandle, silence: _Silence, on_tick: Cal
             return status
         if failed is not None and now - failed > PEER_SECONDS:
             return status
-        if now - renewed > lease_seconds / 3:
-            provider.renew(handle.cluster)
-            renewed = now
         if failed is None:
             silence.check()
         on_tick()

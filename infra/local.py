@@ -3,8 +3,8 @@
     <state_dir>/clusters/<name>/cluster.json, lease.json
     <state_dir>/logs/<name>/<job>/generation-<g>/node-<i>/     outlives the cluster, for whoever asks what went wrong
 
-Every process of a cluster carries the path of its record in the environment variable JUMBO_CLUSTER_RECORD; that, not a list of
-pids, is how they are all found, whoever started them and whatever they became.
+Every process of a cluster carries the path of its record in the environment variable JUMBO_CLUSTER_RECORD; that, not a
+list of pids, is how they are all found, whoever started them and whatever they became.
 """
 
 import fcntl

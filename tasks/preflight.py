@@ -4,6 +4,8 @@ import shutil
 from collections.abc import Iterator
 from contextlib import closing, suppress
 
+import zstandard
+
 from infra.cluster import open_provider
 from infra.storage import FileStorage, open_storage
 from model.data.documents import DamagedFile, SourceFile, read_documents
@@ -17,9 +19,9 @@ SAMPLED_FILES = 200
 SAMPLED_BYTES = 4 << 20
 SAMPLED_DOCUMENT_BYTES = 1 << 20
 
-# Candidate pieces are repeated substrings: 10 MB of English gives 214 thousand of them, 47 bytes each, and small
-# corpora give more a byte. Fewer bytes than this for a piece is beyond what any text supports.
-MIN_BYTES_PER_PIECE = 16
+# Candidate pieces are repeated substrings, so only text that is not itself a repetition gives any: 10 MB of English,
+# 3.4 MB when compressed, give 214 thousand, 16 compressed bytes each. Fewer than this is beyond what text supports.
+MIN_COMPRESSED_BYTES_PER_PIECE = 6
 
 
 def check_run(config: PipelineConfig, needs_cluster: bool = True) -> None:
@@ -111,22 +113,23 @@ def _needed_bytes(config: PipelineConfig, source_bytes: int) -> int:
 
 
 def _check_vocabulary(config: PipelineConfig, sources: list[FoundSource]) -> None:
-    """Refuse a vocabulary that the text cannot support, judged by the distinct lines of a sample of it."""
-    sampled, distinct = 0, set[str]()
-    total = sum(source.size_bytes for source in sources)
+    """Refuse a vocabulary that the text cannot support, judged by how small a sample of it compresses."""
+    compressor = zstandard.ZstdCompressor().compressobj()
+    sampled = compressed = 0
     for text in _sample(sources):
-        sampled += len(text.encode())
-        distinct.update(text.split("\n"))
+        data = text.encode()
+        sampled += len(data)
+        compressed += len(compressor.compress(data))
         if sampled >= SAMPLED_BYTES:
             break
-    distinct_bytes = sum(len(line.encode()) for line in distinct)
-    # What was not sampled is taken to be as varied as what was.
-    unseen = max(1.0, total / sampled) if sampled >= SAMPLED_BYTES else 1.0
-    supported = int(distinct_bytes * unseen / MIN_BYTES_PER_PIECE)
+    compressed += len(compressor.flush())
+    if sampled >= SAMPLED_BYTES:  # what was not sampled is taken to be as varied as what was
+        compressed = int(compressed * max(1.0, sum(source.size_bytes for source in sources) / sampled))
+    supported = compressed // MIN_COMPRESSED_BYTES_PER_PIECE
     if config.tokenizer.vocab_size > max(supported, 300):
         raise ValueError(
             f"tokenizer.vocab_size ({config.tokenizer.vocab_size}) is more than the corpus supports: "
-            f"{distinct_bytes * unseen / 1e6:.3f} MB of distinct text give about {supported} pieces; "
+            f"its text compresses to {compressed / 1e6:.3f} MB, which gives no more than {supported} pieces; "
             "lower it or add text"
         )
 

@@ -38,7 +38,6 @@ class ScriptedProvider(LocalProvider):
         self.script = script
         self.launched: list[int] = []
         self.stopped: list[int] = []
-        self.renewed: list[float] = []
         request = ClusterRequest("c", 2, 1, 1, lease_seconds=0.15)
         self.cluster = Cluster(request, "scripted", NODES, 0.0, Owner.current())
 
@@ -58,9 +57,6 @@ class ScriptedProvider(LocalProvider):
 
     def stop(self, handle: JobHandle) -> None:
         self.stopped.append(handle.job.generation)
-
-    def renew(self, cluster: Cluster) -> None:
-        self.renewed.append(time.monotonic())
 
     def run(
         self,
@@ -187,15 +183,6 @@ def test_the_generation_is_stopped_before_an_exception_leaves(error: BaseExcepti
     with pytest.raises(type(error)):
         provider.run(on_tick=tick)
     assert provider.stopped == [0]
-
-
-def test_the_lease_is_renewed_at_a_third_of_its_length() -> None:
-    provider = ScriptedProvider(("running", "running"))
-    with pytest.raises(Stalled):
-        provider.run(start_timeout_seconds=0.5)
-    gaps = [after - before for before, after in zip(provider.renewed, provider.renewed[1:], strict=False)]
-    assert min(gaps) >= 0.05  # 0.15 s / 3
-    assert 3 <= len(gaps) <= 10  # in 0.5 s
 
 
 def test_only_transient_errors_restart_and_with_the_next_generation(caplog: pytest.LogCaptureFixture) -> None:

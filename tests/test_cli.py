@@ -1,0 +1,174 @@
+"""The command line: wrong input gives one clear line and exit code 2, before anything runs."""
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import option_list, write_corpus
+
+from flows.__main__ import main
+from flows.presets import preset, preset_names
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command says when it refuses its input."""
+    with pytest.raises(SystemExit) as exit_:
+        main(arguments)
+    captured = capsys.readouterr()
+    assert exit_.value.code == 2, captured
+    assert captured.err.startswith("jumbo: ")
+    assert captured.err.count("\n") == 1, "one line"
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--training.stps", "5"], "unknown field: --training.stps (did you mean --training.steps?)"),
+        (["--nothing-like-it", "5"], "unknown field: --nothing-like-it (see jumbo pretrain --help)"),
+        (["--training.steps", "0"], "training.steps: must be greater than or equal to 1, not '0'"),
+        (["--training.steps", "many"], "training.steps: must be a valid integer"),
+        (["--training.steps"], "--training.steps: expected one argument"),
+        (["--model.d-model", "65"], "model: d_model (65) must be divisible by n_head (4)"),
+        (["--model.dropout", "nan"], "model.dropout: must be"),
+        (["--training.learning-rate", "inf"], "training.learning_rate: must be"),
+        (["--tokenizer.vocab-size", "262145"], "tokenizer.vocab_size: must be less than or equal to 262144"),
+        (
+            ["--training.ramp-start-batch-size", "99"],
+            "ramp_start_batch_size (99) must not exceed global_batch_size (16)",
+        ),
+        (["--preset", "desktop"], "preset 'desktop' is unknown; the presets are j1-grande, j1-jumbo, j1-large, laptop"),
+        (["--preset", "j1-jumbo"], "cluster.provider 'ec2' is not available in this version; use 'local'"),
+        (["--cluster.provider", "slurm"], "cluster.provider: must be 'local' or 'ec2', not 'slurm'"),
+        (["--data.sources", "/nowhere/*.txt"], "data.sources.0.uri: '/nowhere/*.txt' finds no file"),
+        (["--data.sources", "gs://bucket/x.txt"], "data.sources.0.uri: 'gs://bucket' has an unknown scheme"),
+        (["--data.sources", "[]"], "data.sources is empty; name your text"),
+        (["--data.sources", '[{"uri": "x", "urn": "y"}]'], "data.sources.0.urn: unknown field"),
+        (
+            ["--evaluation.multiple-choice", '[{"name": "x", "uri": "/nowhere.jsonl"}]'],
+            "evaluation.multiple_choice.0.uri: '/nowhere.jsonl' finds 0 files; it must name one",
+        ),
+    ],
+)
+def test_wrong_options_are_refused(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert said in refusal(["pretrain", "--run-uri", str(tmp_path / "run"), *arguments], capsys)
+    assert not (tmp_path / "run/documents").exists()
+
+
+def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "invalid choice: 'pretrian'" in refusal(["pretrian"], capsys)
+
+
+def test_a_wrong_variable_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUMBO_TRAINING__STEPS", "-1")
+    assert "training.steps: must be greater than or equal to 1, not '-1'" in refusal(["pretrain"], capsys)
+    monkeypatch.setenv("JUMBO_TRAINING__STEPS", "5")
+    monkeypatch.setenv("JUMBO_TRAINING__STPS", "5")
+    assert "training.stps: unknown field" in refusal(["pretrain"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("empty.txt", b"", "finds only empty files"),
+        ("picture.png", b"\x89PNG", "picture.png: the suffix is none of .jsonl, .ndjson, .txt, .parquet"),
+        ("broken.jsonl.gz", b"this is no gzip file", "broken.jsonl.gz cannot be read"),
+        ("broken.txt.zst", b"this is no zstd file", "broken.txt.zst cannot be read"),
+        ("broken.parquet", b"PAR1 this is no parquet file", "broken.parquet cannot be read"),
+        ("cut.jsonl.gz", gzip.compress(b'{"text": "a"}\n')[:8], "cut.jsonl.gz cannot be read"),
+        ("repeated.txt", b"word " * 100_000, "tokenizer.vocab_size (4096) is more than the corpus supports"),
+        ("small.txt", b"Fellow-Citizens of the Senate", "tokenizer.vocab_size (4096) is more than the corpus supports"),
+    ],
+)
+def test_wrong_sources_are_refused(
+    name: str, content: bytes, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    arguments = ["prepare", "--run-uri", str(tmp_path / "run"), "--data.sources", str(tmp_path / name)]
+    assert said in refusal(arguments, capsys)
+
+
+def test_a_run_that_cannot_fit_the_disk_is_refused(
+    corpus: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A model of 4.8 T parameters: three checkpoints of 12 bytes each are beyond any disk."""
+    arguments = ["pretrain", *option_list(tmp_path / "run", corpus), "--model.n-layer", "1000"]
+    arguments += ["--model.d-model", "20000", "--tokenizer.vocab-size", "500"]
+    said = refusal(arguments, capsys)
+    assert "has no space left for this run: about" in said
+    assert str(tmp_path / "run") in said
+
+
+def test_a_run_directory_that_cannot_be_written_is_refused(
+    corpus: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    said = refusal(["pretrain", *option_list(tmp_path / "file" / "run", corpus)], capsys)
+    assert "cannot be written" in said
+
+
+def test_scoring_a_run_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "holds no finished documents/" in refusal(["score", "--run-uri", str(tmp_path)], capsys)
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        main(["pretrain", "--help"])
+    said = capsys.readouterr().out
+    assert exit_.value.code == 0
+    assert "--training.checkpoint-every-steps int" in said
+    assert "Steps between checkpoints" in said
+    assert "Example: jumbo pretrain" in said
+
+
+def test_doctor_says_what_this_machine_can_run(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["doctor"])
+    said = capsys.readouterr().out
+    assert "sentencepiece" in said
+    assert "177.95B" in said  # the published count, tied
+    assert "7.53B" in said
+
+
+def test_every_preset_loads() -> None:
+    assert preset_names() == ["j1-grande", "j1-jumbo", "j1-large", "laptop"]
+    # The white paper's table: 300B tokens in batches of 3.2M (Jumbo) and 2M (Large) tokens.
+    for name, batch_tokens in (("j1-jumbo", 3.2e6), ("j1-large", 2e6)):
+        config = preset(name)
+        assert config.training.global_batch_size * config.model.seq_len == pytest.approx(batch_tokens, rel=0.05)
+        assert config.training.steps * batch_tokens == pytest.approx(300e9, rel=0.05)
+
+
+def test_layers_are_merged_in_order_and_environment_lies_between(
+    corpus: str, tmp_path: Path, prefect_server: str
+) -> None:
+    """Preset < environment < command line, in a process of its own; and a second run is cached."""
+    environment = os.environ | {"JUMBO_TOKENIZER__VOCAB_SIZE": "450", "JUMBO_TOKENIZER__MAX_PIECE_CHARS": "20"}
+    options = option_list(tmp_path / "run", corpus)
+    command = [sys.executable, "-m", "flows", "prepare", *options, "--tokenizer.vocab-size", "480"]
+    first = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert first.returncode == 0, first.stderr
+    assert first.stderr == ""
+    assert [line.split()[:2] for line in first.stdout.splitlines()] == [
+        ["✓", "preprocess"],
+        ["✓", "tokenizer"],
+        ["✓", "tokens"],
+    ]
+    report = json.loads((tmp_path / "run/tokenizer/manifest.json").read_text())
+    assert report["counts"]["vocab_size"] == 480
+    second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert [line.split()[:3] for line in second.stdout.splitlines()] == [
+        ["•", "preprocess", "cached"],
+        ["•", "tokenizer", "cached"],
+        ["•", "tokens", "cached"],
+    ]

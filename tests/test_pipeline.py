@@ -1,0 +1,179 @@
+"""The whole graph, in this process, on real ranks and a real Prefect server."""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import tiny_config, write_corpus
+
+from flows.janitor import janitor
+from flows.preparation import preparation
+from flows.pretrain import pretrain
+from flows.scoring import scoring
+from infra.cluster import ClusterRequest
+from infra.local import LocalProvider, default_state_dir
+from tasks.cluster import cluster_name
+from tasks.config import PipelineConfig
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def finished(corpus: str, tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> PipelineConfig:
+    """A run that went through."""
+    config = tiny_config(tmp_path_factory.mktemp("runs") / "a run, finished ✓", corpus)
+    result = pretrain(config)
+    assert result.report_uri == f"{config.run_uri}/report.html"
+    return config
+
+
+@pytest.fixture(autouse=True)
+def _no_cluster_is_left() -> Iterator[None]:
+    yield
+    assert LocalProvider(default_state_dir()).list_clusters() == []
+
+
+def flow_run_states(name: str) -> tuple[Any, dict[str, str]]:
+    """The newest flow run of this name, and the state of each of its task runs by task."""
+    from prefect.client.orchestration import get_client
+    from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterId
+    from prefect.client.schemas.sorting import FlowRunSort
+
+    with get_client(sync_client=True) as client:
+        (run,) = client.read_flow_runs(
+            flow_filter=FlowFilter(name=FlowFilterName(any_=[name])), sort=FlowRunSort.START_TIME_DESC, limit=1
+        )
+        deadline = time.monotonic() + 30
+        while True:  # task runs reach the server's database a moment after they ended
+            tasks = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[run.id])))
+            if all(task.state and task.state.is_final() for task in tasks) or time.monotonic() > deadline:
+                return run, {task.name.rsplit("-", 1)[0]: task.state.name for task in tasks if task.state}
+            time.sleep(0.2)
+
+
+def read(config: PipelineConfig, name: str) -> Any:
+    return json.loads((Path(config.run_uri) / name).read_text(encoding="utf-8"))
+
+
+def test_the_run_directory_holds_every_stage(finished: PipelineConfig) -> None:
+    run = Path(finished.run_uri)
+    for directory in ("documents", "tokenizer", "tokens", "scaling", "checkpoints", "evaluation", "."):
+        manifest = read(finished, f"{directory}/manifest.json")
+        assert manifest["format_version"] == 1
+        for file in manifest["files"]:
+            assert (run / directory / file["name"]).stat().st_size == file["size_bytes"]
+    assert not (run / ".scratch").exists()
+    assert (run / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_the_report_stands_beside_the_baselines(finished: PipelineConfig) -> None:
+    report = read(finished, "evaluation/report.json")
+    test = report["documents"]["test"]
+    assert set(test["baselines"]) == {"untrained", "unigram", "xz"}
+    assert all(0 < value < 20 for value in [test["bits_per_byte"], *test["baselines"].values()])
+    # The untrained model knows nothing of its 500 pieces: log2(500) bits a token, within its small initial logits.
+    per_token = test["baselines"]["untrained"] * test["bytes"] / test["tokens"]
+    assert per_token == pytest.approx(math.log2(500), rel=0.05)
+    assert test["bits_per_byte"] < test["baselines"]["untrained"]
+    assert report["step"] == 12
+    assert set(report["multiple_choice"]) == {"presidents"}
+    assert report["samples"][0]["prompt"] == "The House"
+    assert read(finished, "report.json")["evaluation"] == report
+
+
+def test_every_step_has_one_line_of_metrics(finished: PipelineConfig) -> None:
+    lines = [json.loads(line) for line in (Path(finished.run_uri) / "metrics/train.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, 13))
+    for line in lines:
+        assert {"step", "loss", "learning_rate", "tokens", "tokens_per_second"} <= set(line)
+    assert [line["step"] for line in lines if "validation_loss" in line] == [6, 12]
+    assert lines[-1]["tokens"] == sum(line["batch_size"] for line in lines) * 32
+    assert lines[0]["batch_size"] == 2  # the ramp
+    assert lines[-1]["batch_size"] == 8
+
+
+def test_a_finished_run_is_cached_in_the_ui_and_needs_no_cluster(finished: PipelineConfig) -> None:
+    """prefect 15658: a flow that is run again does not redo finished stages."""
+    before = {path: path.stat().st_mtime_ns for path in Path(finished.run_uri).rglob("*") if path.is_file()}
+    first = pretrain(finished)
+    run, states = flow_run_states("pretrain")
+    stages = ("preprocess", "tokenizer", "tokens", "validate-scaling", "train", "evaluate")
+    assert {stage: states[stage] for stage in stages} == dict.fromkeys(stages, "Cached")
+    assert "provision" not in states
+    assert run.state.name == "Completed"
+    after = {path: path.stat().st_mtime_ns for path in Path(finished.run_uri).rglob("*") if path.is_file()}
+    assert after == before
+    assert first.bits_per_byte == read(finished, "evaluation/report.json")["documents"]["test"]["bits_per_byte"]
+
+
+def test_a_missing_or_cut_file_is_made_again(finished: PipelineConfig) -> None:
+    name = "tokens/test/part-00000.tokens"
+    path = Path(finished.run_uri) / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    preparation(finished)
+    assert path.read_bytes() == whole
+    _, states = flow_run_states("preparation")
+    assert (states["tokenizer"], states["tokens"]) == ("Cached", "Completed")
+
+
+def test_any_checkpoint_can_be_scored(finished: PipelineConfig) -> None:
+    manifest = scoring(finished, 8)
+    assert manifest.counts["step"] == 8
+    assert read(finished, "scores/step-00000008/report.json")["step"] == 8
+    with pytest.raises(ValueError, match=r"step \(7\) has no complete checkpoint in .*; there are \[8, 12\]"):
+        scoring(finished, 7)
+
+
+def test_a_failed_stage_fails_the_run_with_the_workers_traceback(corpus: str, tmp_path: Path) -> None:
+    """prefect 16373; and gpt-neox: resume asked for and nothing loadable is an error, not a start at step 0."""
+    config = tiny_config(tmp_path / "run", corpus, training={"resume": "required"})
+    with pytest.raises(Exception, match="a checkpoint is required") as failure:
+        pretrain(config)
+    assert 'File "' in str(failure.value)
+    assert "Traceback (most recent call last)" in str(failure.value)
+    run, states = flow_run_states("pretrain")
+    assert run.state.name == "Failed"
+    assert "a checkpoint is required to resume from" in run.state.message
+    assert (states["train"], states["terminate"]) == ("Failed", "Completed")
+    assert not (tmp_path / "run/metrics/train.jsonl").exists()
+
+
+def test_below_a_threshold_nothing_is_trained(corpus: str, tmp_path: Path) -> None:
+    config = tiny_config(tmp_path / "run", corpus, scaling={"min_tokens_per_second": 1e9})
+    with pytest.raises(
+        RuntimeError, match=r"no-go, nothing was trained: throughput is [\d.e+]+ tokens/s, the bound is 1e"
+    ):
+        pretrain(config)
+    assert not (tmp_path / "run/checkpoints").exists()
+    assert read(config, "scaling/report.json")["tokens_per_second"] > 0  # the figures stay, for whoever asks
+    run, states = flow_run_states("pretrain")
+    assert (run.state.name, states["validate-scaling"]) == ("Failed", "Failed")
+    assert "train" not in states
+
+
+def test_the_janitor_ends_what_has_outlived_its_lease_and_nothing_else(corpus: str, tmp_path: Path) -> None:
+    provider = LocalProvider(default_state_dir())
+    provider.provision(ClusterRequest("lapsed", 1, 1, 1, lease_seconds=0.01))
+    kept = provider.provision(ClusterRequest("kept", 1, 1, 1, lease_seconds=600))
+    time.sleep(0.1)
+    try:
+        assert janitor() == ["lapsed"]
+        assert [record.cluster.name for record in provider.list_clusters()] == ["kept"]
+    finally:
+        provider.terminate(kept.name)
+
+
+def test_two_runs_never_share_a_cluster(tmp_path: Path, corpus: str) -> None:
+    one, same = tiny_config(tmp_path / "one", corpus), tiny_config(f"file:{tmp_path}/one", corpus)
+    other = tiny_config(tmp_path / "other", corpus)
+    assert cluster_name(one) == cluster_name(same) != cluster_name(other)
