@@ -152,7 +152,8 @@ class Checkpointer:
         for step in incomplete:
             self._warn(f"skipped {_directory(step)}: incomplete, it has no {MARKER}")
         if not complete and required:
-            raise CheckpointError("a checkpoint is required to resume from, and none was ever completed")
+            wanted = "" if at_step is None else f" at step {at_step}"
+            raise CheckpointError(f"a checkpoint is required to resume from, and none was ever completed{wanted}")
         reasons = []
         for step in reversed(complete):
             try:

@@ -140,9 +140,7 @@ class TrainingConfig(Section):
     beta2: float = Field(0.95, ge=0, lt=1, description="Adam's decay rate of the squared gradient's mean.")
     epsilon: float = Field(1e-8, gt=0, description="Adam's epsilon.")
     clip_norm: float = Field(1.0, gt=0, description="Largest global gradient norm.")
-    checkpoint_every_steps: int = Field(
-        50, ge=1, description="Steps between checkpoints; the last step has one too."
-    )
+    checkpoint_every_steps: int = Field(50, ge=1, description="Steps between checkpoints; the last step has one too.")
     keep_checkpoints: int = Field(2, ge=1, description="Complete checkpoints to keep; older ones are deleted.")
     validate_every_steps: int = Field(50, ge=1, description="Steps between validations; the last step has one too.")
     validation_sequences: int = Field(64, ge=1, description="Most validation sequences scored each time.")

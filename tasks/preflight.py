@@ -20,7 +20,7 @@ SAMPLED_BYTES = 4 << 20
 SAMPLED_DOCUMENT_BYTES = 1 << 20
 
 # Candidate pieces are repeated substrings, so only text that is not itself a repetition gives any: 10 MB of English,
-# 3.4 MB when compressed, give 214 thousand, 16 compressed bytes each. Fewer than this is beyond what text supports.
+# 3 MB when compressed, give 214 thousand, 14 compressed bytes each. Fewer than this is beyond what text supports.
 MIN_COMPRESSED_BYTES_PER_PIECE = 6
 
 

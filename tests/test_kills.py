@@ -1,0 +1,176 @@
+"""Killed and continued: SIGKILL anywhere, the same command again, and the run is the one that was never killed."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import TINY, option_list, write_corpus
+
+from flows.preparation import preparation
+from flows.presets import preset
+from infra import processes
+from infra.local import MARKER, LocalProvider, default_state_dir
+
+pytestmark = pytest.mark.usefixtures("prefect_server")
+
+TRAINING = ["--training.steps", "60", "--training.checkpoint-every-steps", "10"]
+UNTIMED = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "batch_size", "validation_loss")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+def layers(run: Path, corpus: str) -> dict[str, Any]:
+    return TINY | {"run_uri": str(run), "data": TINY["data"] | {"sources": [{"uri": corpus, "name": "made-up"}]}}
+
+
+@pytest.fixture(scope="module")
+def prepared(corpus: str, tmp_path_factory: pytest.TempPathFactory, prefect_server: str) -> Path:
+    """Documents, tokenizer and tokens of a run that nothing disturbed."""
+    run = tmp_path_factory.mktemp("prepared") / "run"
+    preparation(preset("laptop", layers(run, corpus)))
+    return run
+
+
+def content(run: Path) -> dict[str, Any]:
+    """Every file of a run directory; of manifests, what does not tell the time or place."""
+    files: dict[str, Any] = {}
+    for path in sorted(p for p in run.rglob("*") if p.is_file()):
+        name = path.relative_to(run).as_posix()
+        if path.name == "manifest.json":
+            manifest = json.loads(path.read_text())
+            files[name] = {k: v for k, v in manifest.items() if k not in ("seconds", "finished", "run_uri")}
+        else:
+            files[name] = path.read_bytes()
+    return files
+
+
+def kill_preparation(run: Path, corpus: str, number: int) -> bool:
+    """Run until the number-th change of the run directory; whether it was killed before it ended."""
+    command = [sys.executable, "-m", "killed_flow", str(number), json.dumps(layers(run, corpus))]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    ended = subprocess.run(command, env=environment, capture_output=True, timeout=120, check=False)
+    assert ended.returncode in (0, -signal.SIGKILL), ended.stderr.decode()
+    return ended.returncode != 0
+
+
+def check_killed_preparation(corpus: str, prepared: Path, run: Path, number: int) -> None:
+    assert kill_preparation(run, corpus, number)
+    finished = {path: path.stat().st_mtime_ns for path in run.rglob("manifest.json")}
+    preparation(preset("laptop", layers(run, corpus)))
+    assert content(run) == content(prepared)
+    assert {path: path.stat().st_mtime_ns for path in finished} == finished, "a finished stage was done again"
+
+
+# One change in each stage: the third is an upload of documents, the seventh the tokenizer's manifest going, and so on.
+@pytest.mark.parametrize("number", [3, 6, 10, 16])
+def test_a_kill_during_preparation(corpus: str, prepared: Path, tmp_path: Path, number: int) -> None:
+    check_killed_preparation(corpus, prepared, tmp_path / "run", number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(1, 22))
+def test_a_kill_at_every_change_of_preparation(corpus: str, prepared: Path, tmp_path: Path, number: int) -> None:
+    check_killed_preparation(corpus, prepared, tmp_path / "run", number)
+
+
+def start(run: Path, corpus: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "flows", "pretrain", *option_list(run, corpus), *TRAINING]
+    with (run.parent / f"{run.name}.log").open("ab") as log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def finish(run: Path, corpus: str) -> str:
+    """Run to the end; what it printed."""
+    log = run.parent / f"{run.name}.log"
+    log.unlink(missing_ok=True)
+    process = start(run, corpus)
+    assert process.wait(240) == 0, log.read_text()
+    return log.read_text()
+
+
+def metrics(run: Path) -> list[dict[str, Any]]:
+    path = run / "metrics/train.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def await_step(run: Path, step: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 120
+    while not (lines := metrics(run)) or lines[-1]["step"] < step:
+        assert process.poll() is None, (run.parent / f"{run.name}.log").read_text()
+        assert time.monotonic() < deadline, "training did not get there in time"
+        time.sleep(0.02)
+
+
+def kill(process: subprocess.Popen[bytes], workers_too: bool) -> None:
+    """SIGKILL the flow's process and, with `workers_too`, every process of its cluster at the same moment."""
+    victims = {process.pid}
+    if workers_too:
+        records = (default_state_dir() / "clusters").iterdir()
+        victims |= {worker.pid for record in records for worker in processes.marked(MARKER, str(record))}
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+    process.wait(10)
+
+
+def untimed(run: Path) -> list[dict[str, Any]]:
+    return [{name: line[name] for name in UNTIMED if name in line} for line in metrics(run)]
+
+
+@pytest.fixture(scope="module")
+def unbroken(corpus: str, prepared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run that was never killed."""
+    run = tmp_path_factory.mktemp("unbroken") / "run"
+    shutil.copytree(prepared, run)
+    finish(run, corpus)
+    assert [line["step"] for line in metrics(run)] == list(range(1, 61))
+    return run
+
+
+def check_killed_training(corpus: str, unbroken: Path, run: Path, kills: list[int], workers_too: bool) -> None:
+    for step in kills:
+        process = start(run, corpus)
+        await_step(run, step, process)
+        kill(process, workers_too)
+    said = finish(run, corpus)
+    for stage in ("preprocess", "tokenizer", "tokens", "validate-scaling"):
+        assert f"• {stage:<17}  cached" in said
+    assert untimed(run) == untimed(unbroken)
+    assert json.loads((run / "evaluation/report.json").read_text()) == json.loads(
+        (unbroken / "evaluation/report.json").read_text()
+    )
+    assert LocalProvider(default_state_dir()).list_clusters() == []
+    assert not [line for line in (run / "metrics/train.jsonl").read_text().splitlines() if not line.endswith("}")], (
+        "a torn line stayed"
+    )
+
+
+def copy_until_training(unbroken: Path, run: Path) -> None:
+    """All that `unbroken` did before it trained, its manifests made for it anew: they do not name the directory."""
+    for stage in ("documents", "tokenizer", "tokens", "scaling"):
+        shutil.copytree(unbroken / stage, run / stage)
+
+
+def test_a_kill_of_flow_and_workers_during_training(corpus: str, unbroken: Path, tmp_path: Path) -> None:
+    copy_until_training(unbroken, tmp_path / "run")
+    check_killed_training(corpus, unbroken, tmp_path / "run", [37], workers_too=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers_too", [True, False])
+def test_many_kills_during_training(corpus: str, unbroken: Path, tmp_path: Path, workers_too: bool) -> None:
+    """At steps that a seed chooses; also of the flow alone, whose orphans the next attempt must end first."""
+    copy_until_training(unbroken, tmp_path / "run")
+    steps = sorted(random.Random(int(workers_too)).sample(range(1, 58), 4))
+    check_killed_training(corpus, unbroken, tmp_path / "run", steps, workers_too)
