@@ -238,7 +238,7 @@ def main() -> None:
 if __name__ == "__main__":
     try:
         main()
-    except Exception:
+    except Exception:  # noqa: BLE001 - the last frame of the process: printed, and the exit code says it
         traceback.print_exc()
         sys.stderr.flush()
         # At once: a normal exit would wait for a save in flight, and that for ranks that wait for this one.
