@@ -42,6 +42,11 @@ class ConsoleHandler(logging.Handler):
             self.console.print(
                 line.append(f"{spent or outcome:>8}  ", "dim").append(record.getMessage()), soft_wrap=True
             )
+        elif record.levelno == logging.ERROR and record.getMessage().startswith("Finished in state Failed("):
+            self._working(None)
+            self.console.print(
+                Text("✗ ", "red").append(f"{record.__dict__.get('task_name', 'flow'):<17}", "bold").append("  failed")
+            )
         elif record.levelno == logging.WARNING:
             self._working(None)
             self.console.print(Text(f"! {record.getMessage()}", "yellow"), soft_wrap=True)

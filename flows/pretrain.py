@@ -11,7 +11,7 @@ from prefect import flow
 from tasks.cluster import cluster_for
 from tasks.config import PipelineConfig
 from tasks.evaluate import evaluate
-from tasks.preflight import check_run
+from tasks.preflight import begin_run
 from tasks.preprocess import preprocess
 from tasks.publish import RunResult, publish
 from tasks.scaling import validate_scaling
@@ -27,7 +27,7 @@ def pretrain(config: PipelineConfig) -> RunResult:
     Args:
         config: Everything that the run is made of.
     """
-    check_run(config)
+    begin_run(config)
     documents = preprocess(config)
     tokenizer = train_tokenizer(config, documents)
     tokens = tokenize(config, documents, tokenizer)

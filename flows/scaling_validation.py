@@ -5,7 +5,7 @@ from prefect import flow
 from tasks.cluster import cluster_for
 from tasks.config import PipelineConfig
 from tasks.manifest import Manifest
-from tasks.preflight import check_run
+from tasks.preflight import begin_run
 from tasks.preprocess import preprocess
 from tasks.scaling import validate_scaling
 from tasks.tokenizer import train_tokenizer
@@ -19,7 +19,7 @@ def scaling_validation(config: PipelineConfig) -> Manifest:
     Args:
         config: Everything that the run is made of.
     """
-    check_run(config)
+    begin_run(config)
     documents = preprocess(config)
     tokenizer = train_tokenizer(config, documents)
     tokens = tokenize(config, documents, tokenizer)

@@ -1,9 +1,11 @@
 """Finds wrong input before anything runs: a ValueError that names the field, the value and the rule."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, suppress
 
+import yaml
 import zstandard
 
 from infra.cluster import open_provider
@@ -24,6 +26,17 @@ SAMPLED_DOCUMENT_BYTES = 1 << 20
 MIN_COMPRESSED_BYTES_PER_PIECE = 6
 
 
+def begin_run(config: PipelineConfig, needs_cluster: bool = True) -> None:
+    """Check the configuration, then write it down in the run directory.
+
+    Raises:
+        ValueError: the first thing found wrong.
+    """
+    check_run(config, needs_cluster)
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    open_storage(config.run_uri).write("config.yaml", text.encode())
+
+
 def check_run(config: PipelineConfig, needs_cluster: bool = True) -> None:
     """Everything that can be known before a run starts.
 
@@ -33,6 +46,7 @@ def check_run(config: PipelineConfig, needs_cluster: bool = True) -> None:
     if needs_cluster:
         open_provider(config.cluster)
         load_choices(config.evaluation)
+        _check_checkpoints(config)
     sources = find_sources(config.data)
     for index, source in enumerate(sources):
         _check_readable(f"data.sources.{index}.uri", source)
@@ -61,6 +75,22 @@ def complete_steps(run_uri: str) -> list[int]:
     """The steps of the run's complete checkpoints, in order."""
     names = [entry.name.split("/") for entry in open_storage(run_uri).list("checkpoints")]
     return sorted(int(n[1].removeprefix("step-")) for n in names if n[-1] == "complete.json" and len(n) == 3)
+
+
+def _check_checkpoints(config: PipelineConfig) -> None:
+    """Refuse to go on from checkpoints of another model; of other tokens, the trainer refuses."""
+    complete = complete_steps(config.run_uri)
+    if not complete:
+        return
+    marker = json.loads(open_storage(config.run_uri).read(f"checkpoints/step-{complete[-1]:08d}/complete.json"))
+    fields = config.training.model_dump() | config.model.model_dump()
+    fields |= {"seed": config.seed, "vocab_size": config.tokenizer.vocab_size}
+    for name, there in marker["identity"].items():
+        if name in fields and fields[name] != there:
+            raise ValueError(
+                f"run_uri ({config.run_uri}) holds checkpoints with {name} {there}, not {fields[name]}: "
+                "give a run of another model a directory of its own"
+            )
 
 
 def parameters(config: PipelineConfig) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from tiny import tiny_config, write_corpus
 
 from flows.janitor import janitor
@@ -66,6 +67,7 @@ def read(config: PipelineConfig, name: str) -> Any:
 
 def test_the_run_directory_holds_every_stage(finished: PipelineConfig) -> None:
     run = Path(finished.run_uri)
+    assert yaml.safe_load((run / "config.yaml").read_text()) == finished.model_dump(mode="json")
     for directory in ("documents", "tokenizer", "tokens", "scaling", "checkpoints", "evaluation", "."):
         manifest = read(finished, f"{directory}/manifest.json")
         assert manifest["format_version"] == 1
@@ -132,6 +134,18 @@ def test_any_checkpoint_can_be_scored(finished: PipelineConfig) -> None:
     assert read(finished, "scores/step-00000008/report.json")["step"] == 8
     with pytest.raises(ValueError, match=r"step \(7\) has no complete checkpoint in .*; there are \[8, 12\]"):
         scoring(finished, 7)
+
+
+def test_a_longer_run_goes_on_and_another_model_is_refused(finished: PipelineConfig) -> None:
+    longer = finished.model_copy(update={"training": finished.training.model_copy(update={"steps": 14})})
+    first = (Path(finished.run_uri) / "metrics/train.jsonl").read_text().splitlines()
+    assert pretrain(longer).checkpoint_uri.endswith("step-00000014")
+    lines = (Path(finished.run_uri) / "metrics/train.jsonl").read_text().splitlines()
+    assert lines[:12] == first[:12]
+    assert len(lines) == 14
+    wider = finished.model_copy(update={"model": finished.model.model_copy(update={"d_model": 64})})
+    with pytest.raises(ValueError, match="holds checkpoints with d_model 32, not 64"):
+        pretrain(wider)
 
 
 def test_a_failed_stage_fails_the_run_with_the_workers_traceback(corpus: str, tmp_path: Path) -> None:
