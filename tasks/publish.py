@@ -38,8 +38,7 @@ def publish(config: PipelineConfig, manifests: list[Manifest]) -> RunResult:
     """report.html, self-contained, and report.json with all its facts."""
     stage = report_stage(config, manifests)
     if done := stage.finished():
-        stage.cached(done)
-        return _result(config, manifests)
+        return stage.cached(done, _result(config, manifests))
     facts = run_facts(config, manifests, stage.storage)
     page, data = render(facts).encode(), json.dumps(facts, indent=1).encode()
     stage.storage.write("report.json", data)

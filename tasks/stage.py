@@ -116,10 +116,11 @@ class Stage:
         say_outcome(self.name, "done", time.monotonic() - self._started, summary)
         return manifest
 
-    def cached(self, manifest: Manifest) -> Any:
-        """What a task returns when its stage was done before: the UI shows the state Cached."""
+    def cached(self, manifest: Manifest, result: Any = None) -> Any:
+        """What a task returns when its stage was done before: the UI shows the state Cached, the caller gets `result`,
+        or the manifest."""
         say_outcome(self.name, "cached", time.monotonic() - self._started, manifest.counts["summary"])
-        return Completed(name="Cached", message=f"finished {manifest.finished}", data=manifest)
+        return Completed(name="Cached", message=f"finished {manifest.finished}", data=result or manifest)
 
     def progress(self, message: str, every_seconds: float = 2.0) -> None:
         """A line about work under way, at most one in `every_seconds`."""
