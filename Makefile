@@ -29,13 +29,15 @@ clean:
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Jumbo needs Python 3.11 or newer; try make PYTHON=python3.12 demo")'
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 
 # A stamp for each set of extras: made again when the requirements change.
 $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]'
+	@echo "Installing Jumbo and the demo's text into $(VENV); the first time takes a minute or more"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,test]'
+	@echo "Installing Jumbo and the test tools into $(VENV); the first time takes a minute or more"
+	@$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo,test]'
 	@touch $@ $(VENV)/.demo
