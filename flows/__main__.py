@@ -9,7 +9,7 @@ from typing import Any
 # Prefect's console lines give way to one line a stage; errors are printed once, by main().
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, create_model
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -29,8 +29,28 @@ class _Environment(PipelineConfig, BaseSettings):
     model_config = SettingsConfigDict(env_prefix="JUMBO_", env_nested_delimiter="__", extra="forbid")
 
 
-class _Configured(PipelineConfig):
-    preset: str = Field("laptop", description=f"Configuration to start from: {', '.join(preset_names())}.")
+def _options(section: type[BaseModel], values: BaseModel, **first: Any) -> Any:
+    """The section as the command line shows it: bounds in the descriptions, `values` as the defaults."""
+    fields = dict(first)
+    for name, field in section.model_fields.items():
+        value = getattr(values, name)
+        if isinstance(value, BaseModel):
+            nested = _options(type(value), value)
+            fields[name] = (nested, Field(nested(), description=field.description))
+        else:
+            bounds = [f"{sign} {limit}" for sign, limit in _bounds(field.metadata)]
+            said = f"{field.description} [{', '.join(bounds)}]" if bounds else field.description
+            fields[name] = (field.annotation, Field(value, description=said))
+    return create_model(section.__name__, __doc__=section.__doc__, **fields)
+
+
+def _bounds(metadata: list[Any]) -> list[tuple[str, Any]]:
+    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
+    return [(sign, getattr(rule, key)) for rule in metadata for key, sign in signs.items() if hasattr(rule, key)]
+
+
+_PRESET = Field("laptop", description=f"Configuration to start from: {', '.join(preset_names())}.")
+_Configured: Any = _options(PipelineConfig, preset("laptop"), preset=(str, _PRESET))
 
 
 class Pretrain(_Configured):
@@ -58,7 +78,7 @@ class Score(_Configured):
     Example: jumbo score --run-uri runs/mine --step 40
     """
 
-    step: int | None = Field(None, ge=1, description="Step of the checkpoint; the newest complete one if not given.")
+    step: int | None = Field(None, description="Step of the checkpoint; the newest complete one if not given.")
 
 
 class Janitor(BaseModel):
@@ -72,8 +92,8 @@ class Doctor(BaseModel):
 class Jumbo(BaseSettings):
     """Train your own Jurassic-class language model, end to end.
 
-    Values come from --preset, then JUMBO_… variables (JUMBO_TRAINING__STEPS=50), then the options given here. The
-    defaults that a command's --help shows hold where the preset says nothing.
+    Values come from --preset, then JUMBO_… variables (JUMBO_TRAINING__STEPS=50), then the options given here. A
+    command's --help shows the values of the preset laptop.
     """
 
     model_config = SettingsConfigDict(
@@ -175,6 +195,7 @@ def _flow(command: str) -> Callable[..., Any]:
 def _run(flow: Callable[..., Any], *parameters: Any) -> None:
     """Run a flow with its stages drawn in the terminal."""
     from flows.console import show_stages
+    from tasks.manifest import Manifest
 
     display = show_stages()
     try:
@@ -186,8 +207,11 @@ def _run(flow: Callable[..., Any], *parameters: Any) -> None:
         display.close()
         _fail(str(error) or repr(error), 2 if isinstance(error, ValueError) else 1)
     display.close()
-    for line in result.lines() if hasattr(result, "lines") else ():
-        display.console.print(line, soft_wrap=True)
+    match result:
+        case Manifest(run_uri=run, directory=directory):
+            display.console.print(f"Result: {run}/{directory}", soft_wrap=True)
+        case object(report_uri=report, checkpoint_uri=checkpoint):
+            display.console.print(f"Report: {report}\nCheckpoint: {checkpoint}", soft_wrap=True)
 
 
 def _fail(message: str, code: int) -> None:

@@ -55,7 +55,7 @@ class ConsoleHandler(logging.Handler):
         """Show `line` as the work under way; None clears it."""
         if not self.console.is_terminal:
             if line and time.monotonic() - self._last_line > _QUIET_SECONDS:
-                self.console.print(f"  {line}", soft_wrap=True)
+                self.console.print(Text(f"  {line}"), soft_wrap=True)
                 self._last_line = time.monotonic()
         elif line is None:
             if self._status:
@@ -71,6 +71,7 @@ class ConsoleHandler(logging.Handler):
 def show_stages() -> ConsoleHandler:
     """Draw the stages of flows that run in this process. Prefect's own console lines are silenced by the caller."""
     handler = ConsoleHandler()
-    for name in ("prefect.flow_runs", "prefect.task_runs"):
+    for name in ("prefect.flow_runs", "prefect.task_runs", "tasks.progress"):
         logging.getLogger(name).addHandler(handler)
+    logging.getLogger("tasks.progress").setLevel(logging.INFO)
     return handler

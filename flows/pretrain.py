@@ -15,6 +15,7 @@ from tasks.preflight import begin_run
 from tasks.preprocess import preprocess
 from tasks.publish import RunResult, publish
 from tasks.scaling import validate_scaling
+from tasks.stages import cluster_has_work
 from tasks.tokenizer import train_tokenizer
 from tasks.tokens import tokenize
 from tasks.train import train
@@ -31,7 +32,7 @@ def pretrain(config: PipelineConfig) -> RunResult:
     documents = preprocess(config)
     tokenizer = train_tokenizer(config, documents)
     tokens = tokenize(config, documents, tokenizer)
-    with cluster_for(config, tokens) as cluster:
+    with cluster_for(config, needed=cluster_has_work(config, tokens)) as cluster:
         scaling = validate_scaling(config, cluster, tokens)
         model = train(config, cluster, tokens)
         evaluation = evaluate(config, cluster, tokens, model)

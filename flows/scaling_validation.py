@@ -8,6 +8,7 @@ from tasks.manifest import Manifest
 from tasks.preflight import begin_run
 from tasks.preprocess import preprocess
 from tasks.scaling import validate_scaling
+from tasks.stages import scaling_is_due
 from tasks.tokenizer import train_tokenizer
 from tasks.tokens import tokenize
 
@@ -23,5 +24,5 @@ def scaling_validation(config: PipelineConfig) -> Manifest:
     documents = preprocess(config)
     tokenizer = train_tokenizer(config, documents)
     tokens = tokenize(config, documents, tokenizer)
-    with cluster_for(config, tokens) as cluster:
+    with cluster_for(config, needed=scaling_is_due(config, tokens)) as cluster:
         return validate_scaling(config, cluster, tokens)

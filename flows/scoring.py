@@ -19,5 +19,5 @@ def scoring(config: PipelineConfig, step: int | None = None) -> Manifest:
     """
     check_scoring(config, step)
     tokens = read_manifest(config.run_uri, "tokens")
-    with cluster_for(config, tokens, always=True) as cluster:
+    with cluster_for(config) as cluster:
         return score_checkpoint(config, cluster, tokens, step)

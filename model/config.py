@@ -62,7 +62,9 @@ class FilterConfig(Section):
 class DataConfig(Section):
     """From raw text to documents."""
 
-    sources: tuple[SourceConfig, ...] = Field((), description="Where the text comes from, in this order.")
+    sources: tuple[SourceConfig, ...] = Field(
+        (), description="Where the text comes from, in this order: URIs, or objects with uri, name, text_field …"
+    )
     filters: FilterConfig = Field(FilterConfig(), title="Filters", description="Rules that a document must meet.")
     validation_fraction: Fraction = Field(0.02, description="Share of documents held out for validation in training.")
     test_fraction: Fraction = Field(0.02, description="Share of documents held out for the final evaluation.")

@@ -7,7 +7,6 @@ from typing import Any
 
 from prefect import task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
-from prefect.logging import get_run_logger
 
 from infra.cluster import Cluster, ClusterRequest, Job, open_provider
 from infra.config import ClusterConfig
@@ -17,18 +16,17 @@ from infra.pricing import cost_usd
 from infra.storage import open_storage
 from tasks.config import PipelineConfig
 from tasks.heartbeat import HeartbeatReader
-from tasks.manifest import Manifest, digest
+from tasks.manifest import digest
 from tasks.stage import say_outcome, stage_task
-from tasks.stages import cluster_has_work
 from tasks.worker import WorkerJob
 
 ARTIFACT_SECONDS = 5.0
 
 
 @contextmanager
-def cluster_for(config: PipelineConfig, tokens: Manifest, always: bool = False) -> Iterator[Cluster | None]:
-    """The run's cluster while the block runs; None when every stage that needs one is done."""
-    if not always and not cluster_has_work(config, tokens):
+def cluster_for(config: PipelineConfig, needed: bool = True) -> Iterator[Cluster | None]:
+    """The run's cluster while the block runs; None when it is not `needed`, since all its stages are done."""
+    if not needed:
         yield None
         return
     cluster = provision(config)
@@ -69,13 +67,14 @@ def terminate(config: PipelineConfig, cluster: Cluster) -> None:
 @task
 def end_expired_clusters() -> list[str]:
     """End the clusters whose lease has expired or whose owner is known to be dead."""
+    started = time.monotonic()
     provider = open_provider(ClusterConfig())
     ended = []
     for record in provider.list_clusters():
         if record.expired(time.time()) or not record.cluster.owner.may_live():
             provider.terminate(record.cluster.name)
             ended.append(record.cluster.name)
-    get_run_logger().info("ended %d clusters: %s", len(ended), ", ".join(ended) or "none had expired")
+    say_outcome("janitor", "done", time.monotonic() - started, f"ended {', '.join(ended)}" if ended else "none to end")
     return ended
 
 

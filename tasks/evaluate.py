@@ -3,12 +3,14 @@
 import json
 from typing import Any
 
+from prefect.artifacts import create_table_artifact
+
 from infra.cluster import Cluster
 from tasks.cluster import run_on_cluster
 from tasks.config import PipelineConfig
 from tasks.manifest import Manifest, digest, record_bytes
 from tasks.preflight import complete_steps
-from tasks.stage import Stage, stage_task
+from tasks.stage import Stage, artifact_key, stage_task
 from tasks.stages import evaluation_stage
 from tasks.worker import WorkerJob
 
@@ -33,6 +35,11 @@ def _score(stage: Stage, config: PipelineConfig, cluster: Cluster | None, step: 
     job = WorkerJob(kind="evaluate", config=config, result=name, step=step)
     result, usd = run_on_cluster(cluster, job, lambda sign: stage.progress(f"evaluating step {step:,}"))
     report = json.loads(result)
+    test = report["documents"]["test"]
+    scores = {"this model": test["bits_per_byte"], **test["baselines"]}
+    rows = [{"model": name, "bits per byte": round(value, 4)} for name, value in scores.items()]
+    key = artifact_key("bits-per-byte", f"{config.run_uri}-{step}")
+    create_table_artifact(rows, key=key, description=f"Held-out text at step {step:,}, beside baselines")
     return stage.complete([record_bytes("report.json", result)], report, _summary(report), usd)
 
 

@@ -9,7 +9,7 @@ from model.data.preparation import Funnel, prepare_documents
 from tasks.config import PipelineConfig
 from tasks.manifest import Manifest
 from tasks.sources import find_sources, source_versions
-from tasks.stage import stage_task
+from tasks.stage import artifact_key, stage_task
 from tasks.stages import preprocess_stage
 
 
@@ -22,13 +22,19 @@ def preprocess(config: PipelineConfig) -> Manifest:
         return stage.cached(done)
     files = [file for source in sources for file in source.files]
     with stage.scratch() as out:
-        funnel = prepare_documents(files, config.data, out, lambda funnel: stage.progress(_summary(funnel)))
+        funnel = prepare_documents(files, config.data, out, lambda funnel: stage.progress(_read(funnel)))
         records = stage.publish(out)
     for name, counts in funnel.sources.items():
         for damage in counts.damaged:
             get_run_logger().warning("%s: %s; the whole records before the damage are kept", name, damage)
-    create_table_artifact(_table(funnel), key="documents", description="Data funnel by source")
+    create_table_artifact(
+        _table(funnel), key=artifact_key("documents", config.run_uri), description="Data funnel by source"
+    )
     return stage.complete(records, funnel.to_dict(), _summary(funnel))
+
+
+def _read(funnel: Funnel) -> str:
+    return f"{sum(counts.read for counts in funnel.sources.values()):,} documents read"
 
 
 def _summary(funnel: Funnel) -> str:

@@ -2,9 +2,10 @@
 
 import base64
 import json
+from datetime import UTC, datetime
 from typing import cast
 
-from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
 from infra.storage import FileStorage, Storage, open_storage
 from model.config import Section
@@ -13,7 +14,7 @@ from model.evaluation.report import figures, render, summary_markdown
 from model.flops import parameter_count
 from tasks.config import PipelineConfig
 from tasks.manifest import Manifest, record_bytes
-from tasks.stage import stage_task
+from tasks.stage import artifact_key, stage_task
 from tasks.stages import report_stage
 from tasks.worker import METRICS
 
@@ -27,10 +28,6 @@ class RunResult(Section):
     bits_per_byte: float
     baselines: dict[str, float]
     cost_usd: float
-
-    def lines(self) -> list[str]:
-        """The result in words."""
-        return [f"Report: {self.report_uri}", f"Checkpoint: {self.checkpoint_uri}"]
 
 
 @stage_task("report")
@@ -56,7 +53,7 @@ def run_facts(config: PipelineConfig, manifests: list[Manifest], storage: Storag
     facts = {
         "run": {
             "uri": config.run_uri,
-            "created": min(manifest.finished for manifest in manifests),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": sum(manifest.seconds for manifest in manifests),
             "cost_usd": sum(manifest.cost_usd for manifest in manifests),
             "parameters": parameter_count(config.model, counts["tokenizer"]["vocab_size"]),
@@ -88,17 +85,18 @@ def _result(config: PipelineConfig, manifests: list[Manifest]) -> RunResult:
 
 
 def _publish_artifacts(facts: Facts, result: RunResult) -> None:
-    create_markdown_artifact(summary_markdown(facts), key="summary", description="The run in short")
-    test = facts["evaluation"]["documents"]["test"]
-    scores = {"this model": test["bits_per_byte"], **test["baselines"]}
-    rows = [{"model": name, "bits per byte": round(value, 4)} for name, value in scores.items()]
-    create_table_artifact(rows, key="bits-per-byte", description="Held-out text beside baselines")
+    def key(kind: str) -> str:
+        return artifact_key(kind, result.run_uri)
+
+    create_markdown_artifact(summary_markdown(facts), key=key("summary"), description="The run in short")
     # In markdown, because an image artifact prints its data: URI as text.
-    pictures = (
-        f"![{name}](data:image/png;base64,{base64.b64encode(png).decode()})" for name, png in figures(facts).items()
+    encoded = {name: base64.b64encode(png).decode() for name, png in figures(facts).items()}
+    pictures = "\n\n".join(f"![{name}](data:image/png;base64,{png})" for name, png in encoded.items())
+    create_markdown_artifact(pictures, key=key("figures"), description="Loss, baselines, scaling")
+    # Browsers open no file: link from a page, so the path stands there too.
+    create_link_artifact(
+        _link(result.report_uri), result.report_uri, key=key("report"), description="The report's page"
     )
-    create_markdown_artifact("\n\n".join(pictures), key="figures", description="Loss, baselines, scaling")
-    create_link_artifact(_link(result.report_uri), key="report", link_text="report.html")
 
 
 def _link(uri: str) -> str:

@@ -9,7 +9,7 @@ from infra.cluster import Cluster
 from tasks.cluster import run_on_cluster
 from tasks.config import PipelineConfig
 from tasks.manifest import Manifest, record_bytes
-from tasks.stage import stage_task
+from tasks.stage import artifact_key, stage_task
 from tasks.stages import scaling_stage
 from tasks.worker import WorkerJob
 
@@ -33,14 +33,15 @@ def validate_scaling(config: PipelineConfig, cluster: Cluster | None, tokens: Ma
     job = WorkerJob(kind="validate-scaling", config=config, result=RESULT)
     result, usd = run_on_cluster(cluster, job, lambda sign: stage.progress("measuring the cluster"))
     report: dict[str, Any] = json.loads(result)
-    create_table_artifact([_row(check) for check in report["checks"]], key="scaling", description="The gate")
+    key = artifact_key("scaling", config.run_uri)
+    create_table_artifact([_row(check) for check in report["checks"]], key=key, description="The gate before training")
     failed = [check for check in report["checks"] if not check["passed"]]
     if failed:
         lines = "; ".join(_fault(check) for check in failed)
         raise ScalingGateError(f"scaling validation says no-go, nothing was trained: {lines} (all in {RESULT})")
     summary = (
-        f"{report['ranks']} ranks: {report['tokens_per_second']:,.0f} tokens/s, efficiency {report['efficiency']:.0%}, "
-        f"all {len(report['checks'])} checks passed"
+        f"go: {report['ranks']} ranks, {report['tokens_per_second']:,.0f} tokens/s, "
+        f"efficiency {report['efficiency']:.0%}, all {len(report['checks'])} checks passed"
     )
     return stage.complete([record_bytes("report.json", result)], report, summary, usd)
 

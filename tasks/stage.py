@@ -2,6 +2,8 @@
 transient only."""
 
 import functools
+import logging
+import re
 import shutil
 import tempfile
 import time
@@ -31,6 +33,10 @@ from tasks.manifest import (
     stage_key,
 )
 
+# Heard by the terminal alone: Prefect keeps what its run logger is told, and a run of months would fill its database.
+progress_logger = logging.getLogger("tasks.progress")
+LOG_EVERY_SECONDS = 60.0
+
 
 class Stage:
     """One stage of one run: where it lives, what it depends on, whether it is done.
@@ -51,7 +57,8 @@ class Stage:
         self.inputs = dict(inputs)
         self.key = stage_key(name, settings, inputs)
         self._started = time.monotonic()
-        self._spoke = 0.0
+        self._said = ""
+        self._logged = self._started
 
     def finished(self) -> Manifest | None:
         """The manifest of this very work, if it was finished and its files are still there, whole in size."""
@@ -122,17 +129,26 @@ class Stage:
         say_outcome(self.name, "cached", time.monotonic() - self._started, manifest.counts["summary"])
         return Completed(name="Cached", message=f"finished {manifest.finished}", data=result or manifest)
 
-    def progress(self, message: str, every_seconds: float = 2.0) -> None:
-        """A line about work under way, at most one in `every_seconds`."""
+    def progress(self, message: str) -> None:
+        """Say what is under way: to the terminal at once, to the run's log a line a minute, and none twice."""
+        if message == self._said:
+            return
+        self._said = message
+        progress_logger.info("%s", message, extra={"stage": self.name, "outcome": "working"})
         now = time.monotonic()
-        if now - self._spoke >= every_seconds:
-            self._spoke = now
-            get_run_logger().info("%s", message, extra={"stage": self.name, "outcome": "working"})
+        if now - self._logged >= LOG_EVERY_SECONDS:
+            self._logged = now
+            get_run_logger().info("%s", message)
 
 
 def say_outcome(stage: str, outcome: str, seconds: float, summary: str) -> None:
     """One line in the run's log: how a stage ended."""
     get_run_logger().info("%s", summary, extra={"stage": stage, "outcome": outcome, "seconds": seconds})
+
+
+def artifact_key(kind: str, run_uri: str) -> str:
+    """A key for one run's artifact of this kind: artifacts with one key are versions of each other in the UI."""
+    return f"{kind}-{re.sub('[^a-z0-9]+', '-', run_uri.lower()).strip('-')[-60:].strip('-')}".strip("-")
 
 
 class StageTask(Task[..., Any]):

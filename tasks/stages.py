@@ -53,9 +53,14 @@ def report_stage(config: PipelineConfig, manifests: list[Manifest]) -> Stage:
     return Stage(config.run_uri, "report", "", {"config": config.model_dump(mode="json")}, _inputs(*manifests))
 
 
+def scaling_is_due(config: PipelineConfig, tokens: Manifest) -> bool:
+    """Whether the cluster is still to be validated."""
+    return scaling_stage(config, tokens).finished() is None
+
+
 def cluster_has_work(config: PipelineConfig, tokens: Manifest) -> bool:
     """Whether any stage that needs machines is still to be done."""
-    if scaling_stage(config, tokens).finished() is None:
+    if scaling_is_due(config, tokens):
         return True
     trained = training_stage(config, tokens).finished()
     return trained is None or evaluation_stage(config, tokens, trained.fingerprint).finished() is None

@@ -9,7 +9,7 @@ from model.data.tokenizer import Tokenizer, check_tokenizer
 from model.data.tokenizer import train_tokenizer as train
 from tasks.config import PipelineConfig
 from tasks.manifest import Manifest
-from tasks.stage import stage_task
+from tasks.stage import artifact_key, stage_task
 from tasks.stages import tokenizer_stage
 
 
@@ -31,7 +31,9 @@ def train_tokenizer(config: PipelineConfig, documents: Manifest) -> Manifest:
         report = check_tokenizer(tokenizer, texts, config.tokenizer)
         files = stage.publish(out)
     pieces = ", ".join(f"`{example.strip()}`" for example in report.examples)
-    create_markdown_artifact(f"Multi-word pieces: {pieces}", key="tokenizer", description="Examples of pieces")
+    create_markdown_artifact(
+        f"Multi-word pieces: {pieces}", key=artifact_key("tokenizer", config.run_uri), description="Examples of pieces"
+    )
     summary = (
         f"{report.vocab_size:,} pieces, {report.multi_word_piece_share:.0%} of them multi-word; "
         f"{report.tokens_per_byte:.3f} tokens a byte"

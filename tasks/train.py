@@ -3,16 +3,14 @@
 import json
 from typing import Any
 
-from prefect.artifacts import create_markdown_artifact
-
 from infra.cluster import Cluster
 from infra.storage import Storage
 from tasks.cluster import ProgressArtifact, run_on_cluster
 from tasks.config import PipelineConfig
 from tasks.manifest import FileRecord, Manifest, record_bytes
-from tasks.stage import stage_task
+from tasks.stage import artifact_key, stage_task
 from tasks.stages import training_stage
-from tasks.worker import METRICS, WorkerJob
+from tasks.worker import WorkerJob
 
 RESULT = "metrics/outcome.json"
 
@@ -23,7 +21,7 @@ def train(config: PipelineConfig, cluster: Cluster | None, tokens: Manifest) -> 
     stage = training_stage(config, tokens)
     if done := stage.finished():
         return stage.cached(done)
-    artifact = ProgressArtifact("training", f"Training {config.run_uri}")
+    artifact = ProgressArtifact(artifact_key("training", config.run_uri), f"Training {config.run_uri}")
 
     def progress(sign: dict[str, Any]) -> None:
         if sign.get("phase") in ("training", "validation", "checkpoint"):
@@ -38,7 +36,6 @@ def train(config: PipelineConfig, cluster: Cluster | None, tokens: Manifest) -> 
         f"{config.training.steps:,} steps, loss {outcome['loss']:.3f}, validation {outcome['validation_loss']:.3f} "
         f"nats a token; {outcome['peak_memory_bytes'] / 2**30:.2f} GiB a rank"
     )
-    create_markdown_artifact(f"{summary}. Metrics: `{config.run_uri}/{METRICS}`", key="training-outcome")
     return stage.complete(files, outcome, summary, usd)
 
 

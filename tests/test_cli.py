@@ -128,6 +128,7 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert exit_.value.code == 0
     assert "--training.checkpoint-every-steps int" in said
+    assert "Optimizer steps of the whole run. [>= 1] (default: 180)" in " ".join(said.split())
     assert "Steps between checkpoints" in said
     assert "Example: jumbo pretrain" in said
 

@@ -23,7 +23,8 @@ DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "prefect.yaml").read_
 def test_a_deployment_loads_with_valid_parameters(deployment: dict[str, Any]) -> None:
     flow = load_flow_from_entrypoint(str(ROOT / deployment["entrypoint"]))
     parameters = flow.validate_parameters(deployment.get("parameters", {}))
-    assert parameters.get("config", preset("laptop")) == preset("laptop")
+    laptop = preset("laptop", {"run_uri": "runs/laptop"})
+    assert parameters.get("config", laptop) == laptop
     assert flow.description
     assert deployment["description"]
 

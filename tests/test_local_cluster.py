@@ -18,6 +18,7 @@ from infra.cluster import Cluster, ClusterRequest, Job, Owner, open_provider
 from infra.config import ClusterConfig
 from infra.errors import ClusterBusy, InfraError, WorkerFailed, WorkersKilled
 from infra.launcher import run_job, run_with_restarts
+from infra.lease import kept_lease
 from infra.local import MARKER, LocalProvider, default_state_dir
 
 NAME = "a+b épo=3 ✓ 1"
@@ -109,7 +110,8 @@ def test_a_job_on_two_nodes(
     def tick() -> None:
         leases.update(record.lease_expires_at for record in provider.list_clusters())
 
-    run(provider, cluster, job("succeed", tmp_path, "--odd", "a b", "✓", ""), tick)
+    with kept_lease(provider, cluster):
+        run(provider, cluster, job("succeed", tmp_path, "--odd", "a b", "✓", ""), tick)
 
     for rank in (0, 1):
         seen = facts(tmp_path, rank)

@@ -4,10 +4,22 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
+import numpy as np
 import pytest
 
 from model.evaluation import plots
-from model.evaluation.report import count, duration, figures, measure, render, short, size, summary_markdown, verdict
+from model.evaluation.report import (
+    count,
+    duration,
+    figures,
+    measure,
+    moment,
+    render,
+    short,
+    size,
+    summary_markdown,
+    verdict,
+)
 
 HOSTILE = (
     "<script>alert(1)</script> \"' & $x^2$ ${7*7} {{7*7}} | ![x](http://evil/x.png) ]]> </svg> 憲法 😀 \udcff\x00\n"
@@ -20,7 +32,7 @@ def facts() -> dict[str, Any]:
         "run": {
             "uri": "file:///runs/demo",
             "preset": "laptop",
-            "created": "2026-11-30",
+            "created": "2026-11-30T12:39:52+01:00",
             "seconds": 192.4,
             "cost_usd": 1.5,
             "parameters": 5_300_000,
@@ -53,13 +65,17 @@ def facts() -> dict[str, Any]:
             "multi_word_token_share": 0.163,
             "examples": ["United States", "▁of▁the"],
         },
-        "tokens": {"train": {"documents": 330, "tokens": 2_630_000, "bytes": 11_900_000}},
+        "tokens": {
+            "train": {"documents": 330, "tokens": 2_630_000, "bytes": 11_900_000},
+            "test": {"documents": 13, "tokens": 45_000, "bytes": 200_000},
+        },
         "scaling": {
             "checks": [
                 {"name": "throughput", "measured": 14210, "bound": 1000, "unit": "tokens/s", "passed": True},
                 {
                     "name": "efficiency",
                     "measured": 0.91,
+                    "relation": "≥",
                     "bound": 0.5,
                     "unit": "",
                     "passed": True,
@@ -161,16 +177,21 @@ def test_a_whole_run_has_every_section(html: str) -> None:
     assert not page.open
     assert page.tags.count("svg") == 9
     for words in (
+        "2026-11-30 11:39 UTC",
         "The model predicts unseen text better than every baseline.",
-        "41.4 % fewer than the best baseline, unigram of pieces (2.240)",
-        "5.3 million",
-        "3 min 12 s",
+        "1.312\u00a0bits per byte on 7 of 13 documents",
+        "7 of 13 held-out documents (test; evaluation.max_test_bytes",
+        "41.4\u00a0% fewer than the best baseline, unigram of pieces (2.240)",
+        "5.3\u00a0million",
+        "time in stages",
+        "3\u00a0min 12\u00a0s",
         "$1.50",
         "part-3.jsonl.gz",
         "22 min chars",
         "2,630,000",
         "United␣States",
         "of␣the",
+        "≥\u00a00.5",
         "✓ pass",
         "training 5.",
         "validation 5.10",
@@ -271,6 +292,26 @@ def test_scoring_alone_and_nothing_at_all() -> None:
     assert figures({}) == {}
 
 
+def test_what_needs_a_word_gets_one_and_only_then(html: str) -> None:
+    other = facts()
+    other["scaling"]["efficiency"] = 1.07
+    other["tokens"]["test"]["documents"] = 7
+    other["run"]["created"] = None
+    words = Page(render(other)).words
+    assert "107.0\u00a0% of 2\u00a0× the throughput of one; more than 100\u00a0% is measurement noise." in words
+    assert "noise" not in Page(html).words
+    assert "7 held-out documents (test)," in words
+    assert "Jumbo · file:///runs/demo · laptop\n" in words
+
+
+def test_a_single_spike_leaves_the_bold_line_as_it_is() -> None:
+    values = np.linspace(2, 1, 300)
+    spiked = values.copy()
+    spiked[100] = 100
+    assert np.allclose(plots._smooth(values), values, atol=0.02)
+    assert np.allclose(plots._smooth(spiked), values, atol=0.02)
+
+
 def test_the_verdict_follows_the_numbers() -> None:
     assert verdict(facts()).tone == "good"
 
@@ -285,7 +326,7 @@ def test_the_verdict_follows_the_numbers() -> None:
     assert verdict(stopped) == (
         "bad",
         "The scaling gate stopped the run: 1 of 2 checks failed.",
-        "efficiency 0.31, bound 0.5",
+        "efficiency 0.31, bound ≥\u00a00.5",
     )
 
     failed = facts()
@@ -328,10 +369,18 @@ def test_the_same_facts_give_the_same_page(html: str) -> None:
 
 
 def test_numbers_as_people_read_them() -> None:
-    assert [short(n) for n in (12, 8192, 1_234_567, 177_900_000_000)] == ["12", "8,192", "1.23 million", "178 billion"]
-    assert [size(n) for n in (0, 999, 12_345_678, None)] == ["0 B", "999 B", "12.3 MB", "–"]
+    assert [short(n) for n in (12, 8192, 1_234_567, 177_900_000_000)] == [
+        "12",
+        "8,192",
+        "1.23\u00a0million",
+        "178\u00a0billion",
+    ]
+    assert [size(n) for n in (0, 999, 12_345_678, None)] == ["0\u00a0B", "999\u00a0B", "12.3\u00a0MB", "–"]
+    assert [moment(t) for t in ("2026-11-30T11:39:52", "2026-11-30T00:09Z", "then", "")] == [
+        "2026-11-30 11:39 UTC", "2026-11-30 00:09 UTC", "then", "",
+    ]  # fmt: skip
     assert [duration(n) for n in (0, 6.24, 60, 192.4, 7325, 90_000, None)] == [
-        "0.0 s", "6.2 s", "1 min", "3 min 12 s", "2 h 2 min", "1 d 1 h", "–",
+        "0.0\u00a0s", "6.2\u00a0s", "1\u00a0min", "3\u00a0min 12\u00a0s", "2\u00a0h 2\u00a0min", "1\u00a0d 1\u00a0h", "–",
     ]  # fmt: skip
     assert [measure(n) for n in (0.87124, 12.351, 18340.2, 0)] == ["0.8712", "12.35", "18,340", "0"]
     assert count(1234567) == "1,234,567"

@@ -10,8 +10,9 @@ class Run(TypedDict, total=False):
     uri: str
     preset: str
     created: str
-    """When the run began, as it shall be read."""
+    """When the run began, in ISO 8601."""
     seconds: float
+    """Of all stages together."""
     cost_usd: float
     parameters: int
     commit: str
@@ -67,6 +68,8 @@ class Check(TypedDict):
 
     name: str
     measured: float
+    relation: NotRequired[str]
+    """How the measured value must stand to the bound: ≥, ≤ or <."""
     bound: float
     unit: str
     passed: bool

@@ -127,10 +127,13 @@ def _series(lines: Sequence[TrainingLine], key: str) -> tuple[np.ndarray, np.nda
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
-    """A centred moving average over a thirtieth of the run; at the ends, over what is there."""
-    width = max(1, len(values) // 30) | 1
-    ones = np.ones(width)
-    return np.convolve(values, ones, "same") / np.convolve(np.ones_like(values), ones, "same")
+    """A centred running median over a thirtieth of the run; at the ends, over what is there.
+
+    A mean would turn a single spike into a plateau as wide as the window.
+    """
+    half = len(values) // 60
+    padded = np.pad(values, half, constant_values=np.nan)
+    return np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1)
 
 
 def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
@@ -154,7 +157,7 @@ def _label_ends(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
 
 
 def _curve(axes: Axes, steps: np.ndarray, values: np.ndarray) -> float:
-    """The measured values pale, their moving average over them; returns where the average ends."""
+    """The measured values pale, their running median over them; returns where the median ends."""
     smooth = _smooth(values)
     axes.plot(steps, values, color=ACCENT, linewidth=0.8, alpha=0.35)
     axes.plot(steps, smooth, color=ACCENT, linewidth=1.8)

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -14,9 +15,12 @@ from markupsafe import Markup
 
 from model.data.documents import replace_surrogates
 from model.evaluation import plots
-from model.evaluation.facts import DocumentsResult, Facts
+from model.evaluation.facts import Check, DocumentsResult, Facts
 
 GOOD, BAD, NEUTRAL = "good", "bad", "neutral"
+
+# Between a number and its unit, so that no line ends there.
+NBSP = "\u00a0"
 
 FAILED_OUTCOMES = ("failed", "crashed", "cancelled", "timedout")
 
@@ -44,6 +48,8 @@ def render(facts: Facts) -> str:
         "usd": usd,
         "percent": percent,
         "measure": measure,
+        "demand": demand,
+        "moment": moment,
     }
     page = environment.get_template("report.html.j2").render(
         facts=facts,
@@ -51,6 +57,7 @@ def render(facts: Facts) -> str:
         key_figures=key_figures(facts),
         plots={name: Markup(plots.svg(*drawing)) for name, drawing in _drawings(facts)},
         splits=_splits(facts),
+        scored={name: _scored(facts, name) for name in facts.get("evaluation", {}).get("documents", {})},
         configuration=_sections(facts.get("configuration", {})),
         baseline_names=plots.BASELINE_NAMES,
         failed_outcomes=FAILED_OUTCOMES,
@@ -93,7 +100,7 @@ def verdict(facts: Facts) -> Verdict:
     checks = facts.get("scaling", {}).get("checks", [])
     if failed := [check for check in checks if not check["passed"]]:
         numbers = "; ".join(
-            f"{check['name']} {measure(check['measured'])}, bound {measure(check['bound'])} {check['unit']}".strip()
+            f"{check['name']} {measure(check['measured'])}, bound {demand(check)}{NBSP}{check['unit']}".strip()
             for check in failed
         )
         return Verdict(BAD, f"The scaling gate stopped the run: {len(failed)} of {len(checks)} checks failed.", numbers)
@@ -101,15 +108,22 @@ def verdict(facts: Facts) -> Verdict:
         if stage["outcome"].lower() in FAILED_OUTCOMES:
             return Verdict(BAD, f"The run ended in the stage “{stage['name']}”.", f"Its outcome: {stage['outcome']}.")
     if test := _test(facts):
-        return _verdict_on_text(test)
+        return _verdict_on_text(test, _scored(facts, "test"))
     if checks:
         return Verdict(GOOD, "The cluster passed the scaling gate.", f"{len(checks)} checks, all within their bounds.")
     return Verdict(NEUTRAL, "The run has no evaluation yet.", "")
 
 
-def _verdict_on_text(test: DocumentsResult) -> Verdict:
+def _scored(facts: Facts, split: str) -> str:
+    """How many documents the evaluation took from a split: 4 of 13."""
+    scored = facts["evaluation"]["documents"][split]["documents"]
+    there = facts.get("tokens", {}).get(split, {}).get("documents", scored)
+    return count(scored) if there == scored else f"{count(scored)} of {count(there)}"
+
+
+def _verdict_on_text(test: DocumentsResult, scored: str) -> Verdict:
     own, baselines = test["bits_per_byte"], test.get("baselines", {})
-    measured = f"{own:.3f} bits per byte on {count(test['documents'])} documents it was not trained on"
+    measured = f"{own:.3f}{NBSP}bits per byte on {scored} documents it was not trained on"
     if not baselines:
         return Verdict(NEUTRAL, "The model was scored on held-out text.", measured + ".")
     names = {name: plots.BASELINE_NAMES.get(name, name) for name in baselines}
@@ -131,7 +145,7 @@ def key_figures(facts: Facts) -> list[tuple[str, str]]:
         ("parameters", short(run["parameters"]) if run.get("parameters") else None),
         ("training steps", count(last["step"]) if last else None),
         ("training tokens", short(last["tokens"]) if last and "tokens" in last else None),
-        ("wall time", duration(run.get("seconds")) if "seconds" in run else None),
+        ("time in stages", duration(run.get("seconds")) if "seconds" in run else None),
         ("cost", usd(run.get("cost_usd")) if "cost_usd" in run else None),
     ]
     return [(name, value) for name, value in candidates if value is not None]
@@ -186,7 +200,7 @@ def summary_markdown(facts: Facts) -> str:
                 "✅" if c["passed"] else "❌",
                 _escape(c["name"]),
                 measure(c["measured"]),
-                measure(c["bound"]),
+                _escape(demand(c)),
                 _escape(c["unit"]),
             ]
             for c in checks
@@ -222,7 +236,7 @@ def short(number: float) -> str:
     """1234567 -> 1.23 million."""
     for bound, unit in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
         if number >= bound:
-            return f"{number / bound:.3g} {unit}"
+            return f"{number / bound:.3g}{NBSP}{unit}"
     return f"{number:,.0f}"
 
 
@@ -232,8 +246,8 @@ def size(number: float | None) -> str:
         return "–"
     for bound, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if number >= bound:
-            return f"{number / bound:.3g} {unit}"
-    return f"{number:.0f} B"
+            return f"{number / bound:.3g}{NBSP}{unit}"
+    return f"{number:.0f}{NBSP}B"
 
 
 def duration(seconds: float | None) -> str:
@@ -241,13 +255,13 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return "–"
     if seconds < 10:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.1f}{NBSP}s"
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     units = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
     first = next((place for place, (amount, _) in enumerate(units) if amount), 3)
-    return " ".join(f"{amount} {unit}" for amount, unit in units[first : first + 2] if amount)
+    return " ".join(f"{amount}{NBSP}{unit}" for amount, unit in units[first : first + 2] if amount)
 
 
 def usd(amount: float | None) -> str:
@@ -255,7 +269,7 @@ def usd(amount: float | None) -> str:
 
 
 def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f} %"
+    return "–" if share is None else f"{100 * share:.1f}{NBSP}%"
 
 
 def measure(number: float | None) -> str:
@@ -263,3 +277,17 @@ def measure(number: float | None) -> str:
     if number is None or not math.isfinite(number):
         return "–"
     return f"{number:,.0f}" if abs(number) >= 1000 else f"{number:.4g}"
+
+
+def demand(check: Check) -> str:
+    """What the check demands: ≥ 0.02."""
+    return f"{check.get('relation', '')}{NBSP}{measure(check['bound'])}".strip()
+
+
+def moment(text: str) -> str:
+    """2026-11-30T11:39:52+00:00 -> 2026-11-30 11:39 UTC; what is no time in ISO 8601 stays as it is."""
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return text
+    return f"{time.replace(tzinfo=time.tzinfo or UTC).astimezone(UTC):%Y-%m-%d %H:%M} UTC"

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -78,18 +79,20 @@ def measure_all_reduce(mib: int, mesh: DeviceMesh, repeats: int = 5) -> AllReduc
 def measure_throughput(
     build: Callable[[DeviceMesh], Learner], batches: Batches, mesh: DeviceMesh, config: ScalingConfig
 ) -> float:
-    """Tokens per second of real training steps on the ranks of `mesh`; the other ranks wait for them."""
+    """Tokens per second of real training steps on the ranks of `mesh`; the other ranks wait for them.
+
+    The median step counts: with so few of them, one that something else on the machine slows would spoil a mean.
+    """
     seconds = 0.0
     if mesh.get_coordinate() is not None:
         learner = build(mesh)
 
-        def steps(count: int) -> None:
-            for step in range(count):
-                learner.step(step, batches, learner.config.learning_rate)
+        def step() -> None:
+            learner.step(0, batches, learner.config.learning_rate)
 
-        steps(config.warmup_steps)
-        seconds = _timed(lambda: steps(config.timed_steps), mesh.device_type)
-    tokens = sum(inputs.numel() for inputs, _ in batches) * mesh.size() * config.timed_steps
+        steps = [_timed(step, mesh.device_type) for _ in range(config.warmup_steps + config.timed_steps)]
+        seconds = median(steps[config.warmup_steps :])
+    tokens = sum(inputs.numel() for inputs, _ in batches) * mesh.size()
     return tokens / _slowest(seconds, mesh.device_type)
 
 

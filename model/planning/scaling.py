@@ -1,5 +1,6 @@
 """The gate before training: what was measured on the cluster, held against what the configuration demands."""
 
+import operator
 from dataclasses import dataclass
 
 from model.config import ScalingConfig
@@ -41,12 +42,17 @@ class ScalingMeasurement:
         return self.tokens_per_second / (self.ranks * self.tokens_per_second_one_rank)
 
 
+RELATIONS = {"≥": operator.ge, "≤": operator.le, "<": operator.lt}
+
+
 @dataclass(frozen=True)
 class Check:
     """One measured value beside its bound."""
 
     name: str
     measured: float
+    relation: str
+    """How the measured value must stand to the bound: one of `RELATIONS`."""
     bound: float
     unit: str
     passed: bool
@@ -58,40 +64,34 @@ def gate(measurement: ScalingMeasurement, config: ScalingConfig) -> list[Check]:
     largest = max(measurement.all_reduce, key=lambda point: point.mib)
     run = measurement.short_run
     return [
-        _at_least(
-            "all-reduce", largest.gb_per_second, config.min_all_reduce_gb_per_second, "GB/s",
-            f"Bus bandwidth at {largest.mib} MiB over {measurement.ranks} ranks.",
+        _check(
+            "all-reduce", largest.gb_per_second, "≥", config.min_all_reduce_gb_per_second, "GB/s",
+            f"Bus bandwidth at {largest.mib}\u00a0MiB over {measurement.ranks} ranks.",
         ),
-        _at_least(
-            "throughput", measurement.tokens_per_second, config.min_tokens_per_second, "tokens/s",
+        _check(
+            "throughput", measurement.tokens_per_second, "≥", config.min_tokens_per_second, "tokens/s",
             "Training steps of the real model on the whole cluster.",
         ),
-        _at_least(
-            "efficiency", measurement.efficiency, config.min_efficiency, "",
-            f"{measurement.ranks} ranks, against as many times the {measurement.tokens_per_second_one_rank:,.0f} "
+        _check(
+            "efficiency", measurement.efficiency, "≥", config.min_efficiency, "",
+            f"{measurement.ranks} ranks, against as many times the {measurement.tokens_per_second_one_rank:,.0f}\u00a0"
             "tokens/s of one rank alone.",
         ),
-        _at_most(
-            "peak memory", measurement.peak_memory_gib, config.max_peak_memory_gib, "GiB", "The fullest rank."
-        ),
-        _at_most(
-            "checkpoint save", measurement.checkpoint_save_seconds, config.max_checkpoint_save_seconds, "s",
+        _check("peak memory", measurement.peak_memory_gib, "≤", config.max_peak_memory_gib, "GiB", "The fullest rank."),
+        _check(
+            "checkpoint save", measurement.checkpoint_save_seconds, "≤", config.max_checkpoint_save_seconds, "s",
             "Until the marker is stored; training goes on meanwhile.",
         ),
-        _at_most(
-            "checkpoint load", measurement.checkpoint_load_seconds, config.max_checkpoint_load_seconds, "s",
+        _check(
+            "checkpoint load", measurement.checkpoint_load_seconds, "≤", config.max_checkpoint_load_seconds, "s",
             "Download, verification and load on all ranks.",
         ),
-        Check(
-            "short run", run.last_loss, run.first_loss, "nats/token", run.last_loss < run.first_loss,
+        _check(
+            "short run", run.last_loss, "<", run.first_loss, "nats/token",
             f"The loss after {run.steps} steps on one batch must be below the first: the model learns on this cluster.",
         ),
     ]  # fmt: skip
 
 
-def _at_least(name: str, measured: float, bound: float, unit: str, explanation: str) -> Check:
-    return Check(name, measured, bound, unit, measured >= bound, explanation)
-
-
-def _at_most(name: str, measured: float, bound: float, unit: str, explanation: str) -> Check:
-    return Check(name, measured, bound, unit, measured <= bound, explanation)
+def _check(name: str, measured: float, relation: str, bound: float, unit: str, explanation: str) -> Check:
+    return Check(name, measured, relation, bound, unit, RELATIONS[relation](measured, bound), explanation)
