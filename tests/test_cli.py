@@ -164,11 +164,12 @@ def test_layers_are_merged_in_order_and_environment_lies_between(
         ["✓", "preprocess"],
         ["✓", "tokenizer"],
         ["✓", "tokens"],
+        ["Result:", f"{tmp_path}/run/tokens"],
     ]
     report = json.loads((tmp_path / "run/tokenizer/manifest.json").read_text())
     assert report["counts"]["vocab_size"] == 480
     second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert [line.split()[:3] for line in second.stdout.splitlines()] == [
+    assert [line.split()[:3] for line in second.stdout.splitlines()[:-1]] == [
         ["•", "preprocess", "cached"],
         ["•", "tokenizer", "cached"],
         ["•", "tokens", "cached"],

@@ -380,7 +380,8 @@ def test_numbers_as_people_read_them() -> None:
         "2026-11-30 11:39 UTC", "2026-11-30 00:09 UTC", "then", "",
     ]  # fmt: skip
     assert [duration(n) for n in (0, 6.24, 60, 192.4, 7325, 90_000, None)] == [
-        "0.0\u00a0s", "6.2\u00a0s", "1\u00a0min", "3\u00a0min 12\u00a0s", "2\u00a0h 2\u00a0min", "1\u00a0d 1\u00a0h", "–",
+        "0.0\u00a0s", "6.2\u00a0s", "1\u00a0min", "3\u00a0min 12\u00a0s", "2\u00a0h 2\u00a0min", "1\u00a0d 1\u00a0h",
+        "–",
     ]  # fmt: skip
     assert [measure(n) for n in (0.87124, 12.351, 18340.2, 0)] == ["0.8712", "12.35", "18,340", "0"]
     assert count(1234567) == "1,234,567"

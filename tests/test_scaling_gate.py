@@ -57,6 +57,7 @@ def test_each_bound_is_held(name: str, bound: str, met: float, missed: float) ->
     assert failed(MEASURED, **{bound: missed}) == [name]
     (check,) = [check for check in gate(MEASURED, ScalingConfig(**{bound: missed})) if check.name == name]
     assert check.bound == missed
+    assert check.relation == ("≥" if bound.startswith("min") else "≤")
     assert check.explanation
 
 
