@@ -338,5 +338,5 @@ def choice_bars(results: Mapping[str, ChoiceResult]) -> Figure:
         axes.barh(y, accuracy, height=0.5, color=ACCENT, alpha=0.4)
         axes.errorbar(accuracy, y, xerr=error, color=INK, capsize=3, linewidth=1.2)
         axes.plot([chance, chance], [y - 0.42, y + 0.42], color=SECOND, linewidth=1.6, linestyle=(0, (2.5, 1.5)))
-        _write(axes, min(1.0, accuracy + error), y, f"{accuracy:.1%}", fontweight="bold")
+        _write(axes, min(1.0, accuracy + error), y, f"{100 * accuracy:.1f}\u00a0%", fontweight="bold")
     return figure
