@@ -169,7 +169,7 @@ class ScalingConfig(Section):
 
     all_reduce_mib: tuple[int, ...] = Field((1, 16), min_length=1, description="All-reduce message sizes, in MiB.")
     warmup_steps: int = Field(2, ge=1, description="Untimed steps before a throughput measurement.")
-    timed_steps: int = Field(5, ge=1, description="Timed steps of a throughput measurement.")
+    timed_steps: int = Field(5, ge=1, description="Timed steps of a throughput measurement; their median counts.")
     short_run_steps: int = Field(10, ge=2, description="Steps of the short run of the real model on the whole cluster.")
     min_all_reduce_gb_per_second: float = Field(0.0, ge=0, description="Least bus bandwidth at the largest message.")
     min_tokens_per_second: float = Field(0.0, ge=0, description="Least throughput of the whole cluster.")

@@ -48,11 +48,12 @@ def validate_scaling(config: PipelineConfig, cluster: Cluster | None, tokens: Ma
 
 def _row(check: dict[str, Any]) -> dict[str, Any]:
     return {"check": check["name"], "measured": f"{check['measured']:.4g} {check['unit']}".strip()} | {
-        "bound": f"{check['bound']:.4g}",
+        "bound": f"{check['relation']} {check['bound']:.4g}",
         "passed": "yes" if check["passed"] else "NO",
         "what it is": check["explanation"],
     }
 
 
 def _fault(check: dict[str, Any]) -> str:
-    return f"{check['name']} is {check['measured']:.4g} {check['unit']}, the bound is {check['bound']:.4g}"
+    measured = f"{check['measured']:.4g} {check['unit']}".strip()
+    return f"{check['name']} is {measured}, must be {check['relation']} {check['bound']:.4g}"
