@@ -1,10 +1,11 @@
 """The command line, `jumbo`: every command takes the flow's own configuration, over a preset and the environment."""
 
+import json
 import os
 import sys
 from collections.abc import Callable
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, get_origin
 
 # Prefect's console lines give way to one line a stage; errors are printed once, by main().
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
@@ -21,6 +22,15 @@ from pydantic_settings import (
 
 from flows.presets import preset, preset_names
 from tasks.config import PipelineConfig
+
+# Not the configuration's: where clusters are recorded, and what their processes are marked with.
+_OTHER_VARIABLES = {
+    "JUMBO_STATE_DIR",
+    "JUMBO_CLUSTER_RECORD",
+    "JUMBO_NODE",
+    "JUMBO_RENDEZVOUS",
+    "JUMBO_SUPERVISOR",
+}
 
 
 class _Environment(PipelineConfig, BaseSettings):
@@ -40,7 +50,10 @@ def _options(section: type[BaseModel], values: BaseModel, **first: Any) -> Any:
         else:
             bounds = [f"{sign} {limit}" for sign, limit in _bounds(field.metadata)]
             said = f"{field.description} [{', '.join(bounds)}]" if bounds else field.description
-            fields[name] = (field.annotation, Field(value, description=said))
+            # A list is one value or a JSON array: it is read by _lists, commas and escapes as they stand.
+            is_list = get_origin(field.annotation) is tuple
+            shown = json.dumps(values.model_dump(mode="json")[name]) if is_list else value
+            fields[name] = (str if is_list else field.annotation, Field(shown, description=said))
     return create_model(section.__name__, __doc__=section.__doc__, **fields)
 
 
@@ -118,7 +131,7 @@ def main(arguments: list[str] | None = None) -> None:
         command, options = _parse(arguments or ["--help"])
         run = _prepare_command(command, options)
     except ValueError as error:
-        _fail(str(error), 2)
+        _fail(str(error).replace("\n", "\\n"), 2)  # one line, whatever a file is called
     run()
 
 
@@ -129,7 +142,26 @@ def _parse(arguments: list[str]) -> tuple[str, dict[str, Any]]:
     except SettingsError as error:
         raise ValueError(_explain(str(error), arguments)) from None
     command = next(name for name in Jumbo.model_fields if isinstance(given.get(name), dict))
-    return command, {key: value for key, value in given[command].items() if value is not None}
+    options = {key: value for key, value in given[command].items() if value is not None}
+    return command, _lists(PipelineConfig, options)
+
+
+def _lists(section: type[BaseModel], given: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The options with those of lists read: a JSON array or object, or one value as it stands."""
+    read = dict(given)
+    for name, value in given.items():
+        field = section.model_fields.get(name)
+        if field and isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            read[name] = _lists(field.annotation, value, f"{prefix}{name}.") if isinstance(value, dict) else value
+        elif field and get_origin(field.annotation) is tuple and isinstance(value, str):
+            try:
+                parsed = json.loads(value) if value.lstrip().startswith(("[", "{")) else value
+            except json.JSONDecodeError as error:
+                raise ValueError(
+                    f"{prefix}{name}: is not JSON ({error}); a list is one value or a JSON array"
+                ) from None
+            read[name] = parsed if isinstance(parsed, list) else [parsed]
+    return read
 
 
 def _explain(error: str, arguments: list[str]) -> str:
@@ -166,16 +198,30 @@ def _prepare_command(command: str, options: dict[str, Any]) -> Callable[[], None
 
         return lambda: _run(janitor)
     step = options.pop("step", None)
-    config = preset(options.pop("preset", "laptop"), EnvSettingsSource(_Environment)(), options)
+    config = preset(options.pop("preset", "laptop"), _environment(), options)
     from tasks.preflight import check_run, check_scoring
 
     if command == "score":
         from flows.scoring import scoring
 
+        if step is not None and not str(step).isdecimal():
+            raise ValueError(f"step: must be a whole number, not {step!r}")
         check_scoring(config, step := None if step is None else int(step))
         return lambda: _run(scoring, config, step)
     check_run(config, needs_cluster=command != "prepare")
     return lambda: _run(_flow(command), config)
+
+
+def _environment() -> dict[str, Any]:
+    """The configuration that JUMBO_… variables give."""
+    for name in os.environ:
+        field = name.removeprefix("JUMBO_").split("__")[0].lower()
+        if name.startswith("JUMBO_") and name not in _OTHER_VARIABLES and field not in PipelineConfig.model_fields:
+            raise ValueError(f"{name}: unknown field; variables are JUMBO_ and the field's path, joined by __")
+    try:
+        return EnvSettingsSource(_Environment)()
+    except SettingsError as error:
+        raise ValueError(f"a JUMBO_ variable cannot be read: {error}") from None
 
 
 def _flow(command: str) -> Callable[..., Any]:
@@ -209,9 +255,9 @@ def _run(flow: Callable[..., Any], *parameters: Any) -> None:
     display.close()
     match result:
         case Manifest(run_uri=run, directory=directory):
-            display.console.print(f"Result: {run}/{directory}", soft_wrap=True)
+            display.console.print(f"Result: {run}/{directory}", soft_wrap=True, markup=False)
         case object(report_uri=report, checkpoint_uri=checkpoint):
-            display.console.print(f"Report: {report}\nCheckpoint: {checkpoint}", soft_wrap=True)
+            display.console.print(f"Report: {report}\nCheckpoint: {checkpoint}", soft_wrap=True, markup=False)
 
 
 def _fail(message: str, code: int) -> None:

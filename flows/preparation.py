@@ -4,8 +4,8 @@ from prefect import flow
 
 from tasks.config import PipelineConfig
 from tasks.manifest import Manifest
-from tasks.preflight import begin_run
 from tasks.preprocess import preprocess
+from tasks.run import open_run
 from tasks.tokenizer import train_tokenizer
 from tasks.tokens import tokenize
 
@@ -17,7 +17,7 @@ def preparation(config: PipelineConfig) -> Manifest:
     Args:
         config: Everything that the run is made of.
     """
-    begin_run(config, needs_cluster=False)
-    documents = preprocess(config)
-    tokenizer = train_tokenizer(config, documents)
-    return tokenize(config, documents, tokenizer)
+    with open_run(config, needs_cluster=False):
+        documents = preprocess(config)
+        tokenizer = train_tokenizer(config, documents)
+        return tokenize(config, documents, tokenizer)

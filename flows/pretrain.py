@@ -11,9 +11,9 @@ from prefect import flow
 from tasks.cluster import cluster_for
 from tasks.config import PipelineConfig
 from tasks.evaluate import evaluate
-from tasks.preflight import begin_run
 from tasks.preprocess import preprocess
 from tasks.publish import RunResult, publish
+from tasks.run import open_run
 from tasks.scaling import validate_scaling
 from tasks.stages import cluster_has_work
 from tasks.tokenizer import train_tokenizer
@@ -28,12 +28,12 @@ def pretrain(config: PipelineConfig) -> RunResult:
     Args:
         config: Everything that the run is made of.
     """
-    begin_run(config)
-    documents = preprocess(config)
-    tokenizer = train_tokenizer(config, documents)
-    tokens = tokenize(config, documents, tokenizer)
-    with cluster_for(config, needed=cluster_has_work(config, tokens)) as cluster:
-        scaling = validate_scaling(config, cluster, tokens)
-        model = train(config, cluster, tokens)
-        evaluation = evaluate(config, cluster, tokens, model)
-    return publish(config, [documents, tokenizer, tokens, scaling, model, evaluation])
+    with open_run(config):
+        documents = preprocess(config)
+        tokenizer = train_tokenizer(config, documents)
+        tokens = tokenize(config, documents, tokenizer)
+        with cluster_for(config, needed=cluster_has_work(config, tokens)) as cluster:
+            scaling = validate_scaling(config, cluster, tokens)
+            model = train(config, cluster, tokens)
+            evaluation = evaluate(config, cluster, tokens, model)
+        return publish(config, [documents, tokenizer, tokens, scaling, model, evaluation])

@@ -5,8 +5,8 @@ from prefect import flow
 from tasks.cluster import cluster_for
 from tasks.config import PipelineConfig
 from tasks.manifest import Manifest
-from tasks.preflight import begin_run
 from tasks.preprocess import preprocess
+from tasks.run import open_run
 from tasks.scaling import validate_scaling
 from tasks.stages import scaling_is_due
 from tasks.tokenizer import train_tokenizer
@@ -20,9 +20,9 @@ def scaling_validation(config: PipelineConfig) -> Manifest:
     Args:
         config: Everything that the run is made of.
     """
-    begin_run(config)
-    documents = preprocess(config)
-    tokenizer = train_tokenizer(config, documents)
-    tokens = tokenize(config, documents, tokenizer)
-    with cluster_for(config, needed=scaling_is_due(config, tokens)) as cluster:
-        return validate_scaling(config, cluster, tokens)
+    with open_run(config):
+        documents = preprocess(config)
+        tokenizer = train_tokenizer(config, documents)
+        tokens = tokenize(config, documents, tokenizer)
+        with cluster_for(config, needed=scaling_is_due(config, tokens)) as cluster:
+            return validate_scaling(config, cluster, tokens)

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class ClusterConfig(BaseModel):
     """The machines that scaling validation, training and evaluation run on."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     provider: Literal["local", "ec2"] = Field(
         "local", description="'local' simulates the nodes as processes on this machine; 'ec2' allocates instances."

@@ -10,7 +10,7 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 class Section(BaseModel):
     """A frozen part of the configuration; unknown fields are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class SourceConfig(Section):
@@ -167,7 +167,9 @@ class TrainingConfig(Section):
 class ScalingConfig(Section):
     """The gate before training: what the cluster must show, measured on it. A threshold of 0 always passes."""
 
-    all_reduce_mib: tuple[int, ...] = Field((1, 16), min_length=1, description="All-reduce message sizes, in MiB.")
+    all_reduce_mib: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = Field(
+        (1, 16), min_length=1, description="All-reduce message sizes, in MiB."
+    )
     warmup_steps: int = Field(2, ge=1, description="Untimed steps before a throughput measurement.")
     timed_steps: int = Field(5, ge=1, description="Timed steps of a throughput measurement; their median counts.")
     short_run_steps: int = Field(10, ge=2, description="Steps of the short run of the real model on the whole cluster.")

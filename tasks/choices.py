@@ -16,9 +16,12 @@ def load_choices(evaluation: EvaluationConfig) -> dict[str, list[Row]]:
         field = f"evaluation.multiple_choice.{index}"
         if choice.name in rows:
             raise ValueError(f"{field}.name: {choice.name!r} stands twice")
-        storage, entries = find(choice.uri)
-        if len(entries) != 1:
-            raise ValueError(f"{field}.uri: {choice.uri!r} finds {len(entries)} files; it must name one")
-        with storage.open(entries[0].name) as lines:
-            rows[choice.name] = read_rows(lines, choice.uri)
+        try:
+            storage, entries = find(choice.uri)
+            if len(entries) != 1:
+                raise ValueError(f"{choice.uri!r} finds {len(entries)} files; it must name one")
+            with storage.open(entries[0].name) as lines:
+                rows[choice.name] = read_rows(lines, choice.uri)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{field}.uri: {error}") from error
     return rows

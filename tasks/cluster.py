@@ -99,7 +99,6 @@ def run_on_cluster(
     config, storage = job.config.cluster, open_storage(job.config.run_uri)
     heartbeat = HeartbeatReader(storage)
     started = time.monotonic()
-    storage.delete(job.result)
     run_with_restarts(
         open_provider(config),
         cluster,

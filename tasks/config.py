@@ -1,7 +1,7 @@
 """PipelineConfig: the one configuration. It is the flow's parameter, the preset file, the environment and the command
 line at once."""
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from infra.config import ClusterConfig
 from model.config import (
@@ -22,6 +22,12 @@ class PipelineConfig(Section):
     run_uri: str = Field(
         "runs/demo", min_length=1, title="Run directory", description="Where the run lives: a path, file: or s3:// URI."
     )
+
+    @field_validator("run_uri")
+    @classmethod
+    def _without_trailing_slash(cls, uri: str) -> str:
+        return uri.rstrip("/") or uri
+
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of every random choice of the run.")
     data: DataConfig = Field(DataConfig(), title="Data", description="From raw text to documents.")
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), title="Tokenizer", description="The vocabulary.")

@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from infra.storage import Storage, open_storage
+from pydantic import ValidationError
+
+from infra.storage import FileStorage, Storage, open_storage
 from model.config import Section
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
+VERIFIED_BYTES = 1 << 30
 
 
 class FileRecord(Section):
@@ -37,6 +40,7 @@ class Manifest(Section):
     fingerprint: str
     files: tuple[FileRecord, ...]
     counts: dict[str, Any]
+    summary: str
     seconds: float
     cost_usd: float
     finished: str
@@ -52,19 +56,22 @@ def read_manifest(run_uri: str, directory: str) -> Manifest:
     """The manifest of a finished stage.
 
     Raises:
-        ValueError: there is none, or it is of another version.
+        ValueError: there is none, or it cannot be read.
     """
     name = inside(directory, MANIFEST)
     try:
-        data = open_storage(run_uri).read(name)
+        manifest = Manifest.model_validate_json(open_storage(run_uri).read(name))
+    except ValidationError:
+        raise ValueError(f"{run_uri}/{name} is damaged, or of another version; make {directory}/ again") from None
     except FileNotFoundError:
         raise ValueError(
             f"{run_uri} holds no finished {directory}/ ({name} is missing); run that stage first"
         ) from None
-    version = json.loads(data).get("format_version")
-    if version != FORMAT_VERSION:
-        raise ValueError(f"{run_uri}/{name} has format_version {version}; this version reads {FORMAT_VERSION}")
-    return Manifest.model_validate_json(data).model_copy(update={"run_uri": run_uri})
+    if manifest.format_version != FORMAT_VERSION:
+        raise ValueError(
+            f"{run_uri}/{name} has format_version {manifest.format_version}; this version reads {FORMAT_VERSION}"
+        )
+    return manifest.model_copy(update={"run_uri": run_uri})
 
 
 def inside(directory: str, name: str) -> str:
@@ -85,9 +92,7 @@ def stage_key(stage: str, settings: Mapping[str, Any], inputs: Mapping[str, str]
 
 def record_file(path: Path, name: str) -> FileRecord:
     """The record of a local file that is stored under `name`."""
-    with path.open("rb") as file:
-        checksum = hashlib.file_digest(file, "sha256").hexdigest()
-    return FileRecord(name=name, size_bytes=path.stat().st_size, sha256=checksum)
+    return FileRecord(name=name, size_bytes=path.stat().st_size, sha256=_sha256(path))
 
 
 def record_bytes(name: str, data: bytes) -> FileRecord:
@@ -96,6 +101,22 @@ def record_bytes(name: str, data: bytes) -> FileRecord:
 
 
 def damaged_files(storage: Storage, manifest: Manifest) -> list[str]:
-    """The files of a manifest that are missing or have another size."""
+    """The files of a manifest that are missing or not what they were.
+
+    Sizes are compared for all; checksums for local files up to VERIFIED_BYTES in all, so that a look at a finished
+    stage stays quick. S3 keeps its own checksums.
+    """
     there = {entry.name: entry.size_bytes for entry in storage.list(manifest.directory)}
-    return [f.name for f in manifest.files if there.get(inside(manifest.directory, f.name)) != f.size_bytes]
+    budget = VERIFIED_BYTES if isinstance(storage, FileStorage) else 0
+    damaged = []
+    for file in manifest.files:
+        name = inside(manifest.directory, file.name)
+        budget -= file.size_bytes
+        if there.get(name) != file.size_bytes or (budget >= 0 and _sha256(storage.local(name)) != file.sha256):
+            damaged.append(file.name)
+    return damaged
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

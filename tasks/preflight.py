@@ -2,15 +2,16 @@
 
 import json
 import shutil
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, suppress
+from typing import Any
 
-import yaml
 import zstandard
 
 from infra.cluster import open_provider
 from infra.storage import FileStorage, open_storage
-from model.data.documents import DamagedFile, SourceFile, read_documents
+from model.data.documents import DamagedFile, Dropped, SourceFile, read_documents
 from model.flops import parameter_count
 from tasks.choices import load_choices
 from tasks.config import PipelineConfig
@@ -24,17 +25,8 @@ SAMPLED_DOCUMENT_BYTES = 1 << 20
 # Candidate pieces are repeated substrings, so only text that is not itself a repetition gives any: 10 MB of English,
 # 3 MB when compressed, give 214 thousand, 14 compressed bytes each. Fewer than this is beyond what text supports.
 MIN_COMPRESSED_BYTES_PER_PIECE = 6
-
-
-def begin_run(config: PipelineConfig, needs_cluster: bool = True) -> None:
-    """Check the configuration, then write it down in the run directory.
-
-    Raises:
-        ValueError: the first thing found wrong.
-    """
-    check_run(config, needs_cluster)
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-    open_storage(config.run_uri).write("config.yaml", text.encode())
+# What any run needs beside its data: logs of the ranks, manifests, the report.
+MIN_RUN_BYTES = 32 << 20
 
 
 def check_run(config: PipelineConfig, needs_cluster: bool = True) -> None:
@@ -47,7 +39,7 @@ def check_run(config: PipelineConfig, needs_cluster: bool = True) -> None:
         open_provider(config.cluster)
         load_choices(config.evaluation)
         _check_checkpoints(config)
-    sources = find_sources(config.data)
+    sources = find_sources(config.data, config.run_uri)
     for index, source in enumerate(sources):
         _check_readable(f"data.sources.{index}.uri", source)
     _check_run_directory(config, sources)
@@ -69,6 +61,7 @@ def check_scoring(config: PipelineConfig, step: int | None) -> None:
         raise ValueError(f"{config.run_uri} holds no complete checkpoint; train first")
     if step is not None and step not in complete:
         raise ValueError(f"step ({step}) has no complete checkpoint in {config.run_uri}; there are {complete}")
+    _check_identity(config.run_uri, step or complete[-1], config.model.model_dump())
 
 
 def complete_steps(run_uri: str) -> list[int]:
@@ -78,18 +71,31 @@ def complete_steps(run_uri: str) -> list[int]:
 
 
 def _check_checkpoints(config: PipelineConfig) -> None:
-    """Refuse to go on from checkpoints of another model; of other tokens, the trainer refuses."""
+    """Refuse to go on from checkpoints of another model or training; of other tokens, the trainer refuses."""
     complete = complete_steps(config.run_uri)
     if not complete:
         return
-    marker = json.loads(open_storage(config.run_uri).read(f"checkpoints/step-{complete[-1]:08d}/complete.json"))
+    if complete[-1] > config.training.steps:
+        raise ValueError(
+            f"training.steps ({config.training.steps}) is below the newest checkpoint (step {complete[-1]}) in "
+            f"{config.run_uri}: score that checkpoint, or give the shorter run a directory of its own"
+        )
     fields = config.training.model_dump() | config.model.model_dump()
-    fields |= {"seed": config.seed, "vocab_size": config.tokenizer.vocab_size}
-    for name, there in marker["identity"].items():
+    _check_identity(config.run_uri, complete[-1], fields | {"seed": config.seed})
+
+
+def _check_identity(run_uri: str, step: int, fields: dict[str, Any]) -> None:
+    """Compare what a checkpoint was made with; a damaged marker is the trainer's to report."""
+    try:
+        marker = json.loads(open_storage(run_uri).read(f"checkpoints/step-{step:08d}/complete.json"))
+        identity = dict(marker["identity"])
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return
+    for name, there in identity.items():
         if name in fields and fields[name] != there:
             raise ValueError(
-                f"run_uri ({config.run_uri}) holds checkpoints with {name} {there}, not {fields[name]}: "
-                "give a run of another model a directory of its own"
+                f"run_uri ({run_uri}) holds checkpoints with {name} {there}, not {fields[name]}: "
+                "give a run of another model or training a directory of its own"
             )
 
 
@@ -104,11 +110,16 @@ def checkpoint_bytes(config: PipelineConfig) -> int:
 
 
 def _check_readable(field: str, source: FoundSource) -> None:
-    for file in _spread(source.files):
+    """Open every file, and read the first record of a sample of them."""
+    sampled = {file.name for file in _spread(source.files)}
+    for file in source.files:
         try:
-            with closing(read_documents(file, SAMPLED_DOCUMENT_BYTES)) as records:
-                next(records, None)
-        except (OSError, DamagedFile) as error:
+            if file.name in sampled:
+                with closing(read_documents(file, SAMPLED_DOCUMENT_BYTES)) as records:
+                    next(records, None)
+            elif source.is_local:
+                file.open().close()
+        except (OSError, DamagedFile, ValueError) as error:
             raise ValueError(f"{field}: {file.name} cannot be read: {error}") from error
 
 
@@ -118,43 +129,51 @@ def _spread(files: tuple[SourceFile, ...]) -> list[SourceFile]:
 
 
 def _check_run_directory(config: PipelineConfig, sources: list[FoundSource]) -> None:
-    storage = open_storage(config.run_uri)
-    if not isinstance(storage, FileStorage):
-        return
     try:
-        storage.root.mkdir(parents=True, exist_ok=True)
+        storage = open_storage(config.run_uri)
         storage.write(".writable", b"")
         storage.delete(".writable")
-    except OSError as error:
-        raise ValueError(f"run_uri ({config.run_uri}) cannot be written: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ValueError(f"run_uri ({config.run_uri}) cannot be written: {reason}") from error
+    if not isinstance(storage, FileStorage):
+        return
     needed = _needed_bytes(config, sum(source.size_bytes for source in sources))
     there = sum(entry.size_bytes for entry in storage.list())
     free = shutil.disk_usage(storage.root).free
     if needed > there + free:
         raise ValueError(
-            f"run_uri ({config.run_uri}) has no space left for this run: about {needed / 2**30:.1f} GiB are needed, "
-            f"{(there + free) / 2**30:.1f} GiB are free"
+            f"run_uri ({config.run_uri}) has no space left for this run: about {needed / 2**30:.2f} GiB are needed, "
+            f"{(there + free) / 2**30:.2f} GiB are free"
         )
 
 
 def _needed_bytes(config: PipelineConfig, source_bytes: int) -> int:
     """Documents and their scratch copy, four bytes for every token, and one checkpoint more than is kept."""
-    return 4 * source_bytes + (config.training.keep_checkpoints + 1) * checkpoint_bytes(config)
+    return MIN_RUN_BYTES + 4 * source_bytes + (config.training.keep_checkpoints + 1) * checkpoint_bytes(config)
 
 
 def _check_vocabulary(config: PipelineConfig, sources: list[FoundSource]) -> None:
     """Refuse a vocabulary that the text cannot support, judged by how small a sample of it compresses."""
     compressor = zstandard.ZstdCompressor().compressobj()
     sampled = compressed = 0
-    for text in _sample(sources):
-        data = text.encode()
+    dropped: Counter[str] = Counter()
+    for record in _sample(sources):
+        if isinstance(record, Dropped):
+            dropped[record.reason] += 1
+            continue
+        data = record.encode()
         sampled += len(data)
         compressed += len(compressor.compress(data))
         if sampled >= SAMPLED_BYTES:
             break
     compressed += len(compressor.flush())
-    if sampled >= SAMPLED_BYTES:  # what was not sampled is taken to be as varied as what was
-        compressed = int(compressed * max(1.0, sum(source.size_bytes for source in sources) / sampled))
+    if not sampled:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "no records"
+        raise ValueError(f"data.sources: the first records of the files hold no text ({reasons})")
+    total = sum(source.size_bytes for source in sources) if sampled >= SAMPLED_BYTES else sampled
+    # What was not sampled is taken to be as varied as what was; the tokenizer sees sample_bytes of it.
+    compressed = int(compressed * min(max(total, sampled), config.tokenizer.sample_bytes) / sampled)
     supported = compressed // MIN_COMPRESSED_BYTES_PER_PIECE
     if config.tokenizer.vocab_size > max(supported, 300):
         raise ValueError(
@@ -164,13 +183,12 @@ def _check_vocabulary(config: PipelineConfig, sources: list[FoundSource]) -> Non
         )
 
 
-def _sample(sources: list[FoundSource]) -> Iterator[str]:
+def _sample(sources: list[FoundSource]) -> Iterator[str | Dropped]:
     for source in sources:
         for file in _spread(source.files):
             taken = 0
             # A damaged tail is preprocess's to report; here only a sample is wanted.
             with closing(read_documents(file, SAMPLED_DOCUMENT_BYTES)) as records, suppress(DamagedFile):
                 while taken < SAMPLED_DOCUMENT_BYTES and (record := next(records, None)) is not None:
-                    if isinstance(record, str):
-                        yield record
-                        taken += len(record)
+                    yield record
+                    taken += len(record) if isinstance(record, str) else 1

@@ -16,7 +16,7 @@ from tasks.stages import preprocess_stage
 @stage_task("preprocess")
 def preprocess(config: PipelineConfig) -> Manifest:
     """Documents as zstd Parquet shards under documents/{train,validation,test}, with the funnel in the manifest."""
-    sources = find_sources(config.data)
+    sources = find_sources(config.data, config.run_uri)
     stage = preprocess_stage(config, source_versions(sources))
     if done := stage.finished():
         return stage.cached(done)

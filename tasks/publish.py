@@ -3,7 +3,7 @@
 import base64
 import json
 from datetime import UTC, datetime
-from typing import cast
+from typing import Any, cast
 
 from prefect.artifacts import create_link_artifact, create_markdown_artifact
 
@@ -48,7 +48,7 @@ def publish(config: PipelineConfig, manifests: list[Manifest]) -> RunResult:
 
 def run_facts(config: PipelineConfig, manifests: list[Manifest], storage: Storage) -> Facts:
     """All that the report shows, from the manifests and the metrics."""
-    counts = {m.stage: {k: v for k, v in m.counts.items() if k != "summary"} for m in manifests}
+    counts = {manifest.stage: manifest.counts for manifest in manifests}
     scaling = counts["validate-scaling"]
     facts = {
         "run": {
@@ -66,10 +66,17 @@ def run_facts(config: PipelineConfig, manifests: list[Manifest], storage: Storag
         "tokenizer": counts["tokenizer"],
         "tokens": counts["tokens"],
         "scaling": scaling | {"tokens_per_second_all_ranks": scaling["tokens_per_second"]},
-        "training": [json.loads(line) for line in storage.read(METRICS).splitlines()],
+        "training": _metrics(storage),
         "evaluation": counts["evaluate"],
     }
     return cast(Facts, facts)
+
+
+def _metrics(storage: Storage) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in storage.read(METRICS).splitlines()]
+    except FileNotFoundError:  # lost, but the model is not: the report leaves the curves out
+        return []
 
 
 def _result(config: PipelineConfig, manifests: list[Manifest]) -> RunResult:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
-from infra.storage import Entry, find
+from infra.storage import Entry, find, open_storage
 from model.config import DataConfig, SourceConfig
 from model.data.documents import SourceFile, document_format
 
@@ -18,12 +18,16 @@ class FoundSource:
     entries: tuple[Entry, ...]
 
     @property
+    def is_local(self) -> bool:
+        return not self.config.uri.startswith("s3:")
+
+    @property
     def size_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self.entries)
 
 
-def find_sources(data: DataConfig) -> list[FoundSource]:
-    """Every source of the run.
+def find_sources(data: DataConfig, run_uri: str) -> list[FoundSource]:
+    """Every source of the run. Files below the run directory are its own output, and no source.
 
     Raises:
         ValueError: no source is named, one finds nothing or only empty files, two have one name, or a file's kind is
@@ -34,7 +38,8 @@ def find_sources(data: DataConfig) -> list[FoundSource]:
             "data.sources is empty; name your text, such as --data.sources 'texts/*.txt', "
             "or start from --preset laptop, which brings its own"
         )
-    found = [_find_source(index, source) for index, source in enumerate(data.sources)]
+    run = open_storage(run_uri).uri
+    found = [_find_source(index, source, run) for index, source in enumerate(data.sources)]
     names = [source.name for source in found]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -47,12 +52,13 @@ def source_versions(sources: list[FoundSource]) -> dict[str, str]:
     return {f"{source.name}:{entry.name}": entry.version for source in sources for entry in source.entries}
 
 
-def _find_source(index: int, source: SourceConfig) -> FoundSource:
+def _find_source(index: int, source: SourceConfig, run: str) -> FoundSource:
     field = f"data.sources.{index}.uri"
     try:
         storage, entries = find(source.uri)
     except (ValueError, OSError) as error:
         raise ValueError(f"{field}: {error}") from error
+    entries = [entry for entry in entries if not f"{storage.uri}/{entry.name}".startswith(f"{run}/")]
     if not entries:
         raise ValueError(f"{field}: {source.uri!r} finds no file")
     entries = [entry for entry in entries if entry.size_bytes]

@@ -114,7 +114,8 @@ class Stage:
             inputs=self.inputs,
             fingerprint=digest([[file.name, file.sha256] for file in files]),
             files=tuple(files),
-            counts={**counts, "summary": summary},
+            counts=dict(counts),
+            summary=summary,
             seconds=round(time.monotonic() - self._started, 3),
             cost_usd=round(cost_usd, 6),
             finished=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -126,7 +127,7 @@ class Stage:
     def cached(self, manifest: Manifest, result: Any = None) -> Any:
         """What a task returns when its stage was done before: the UI shows the state Cached, the caller gets `result`,
         or the manifest."""
-        say_outcome(self.name, "cached", time.monotonic() - self._started, manifest.counts["summary"])
+        say_outcome(self.name, "cached", time.monotonic() - self._started, manifest.summary)
         return Completed(name="Cached", message=f"finished {manifest.finished}", data=result or manifest)
 
     def progress(self, message: str) -> None:

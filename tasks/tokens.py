@@ -1,5 +1,6 @@
 """Stage 3: documents -> packed token shards, one folder a split."""
 
+from collections.abc import Mapping
 from functools import partial
 
 from model.data.preparation import SPLITS, iter_documents
@@ -16,6 +17,7 @@ def tokenize(config: PipelineConfig, documents: Manifest, tokenizer: Manifest) -
     """tokens/{train,validation,test}/part-*.tokens and .index, with the counts of each piece."""
     stage = tokens_stage(config, documents, tokenizer)
     if done := stage.finished():
+        _require_sequences(config, done.counts)
         return stage.cached(done)
     vocabulary = Tokenizer(tokenizer.local_files(".model")[0])
     counts = {}
@@ -29,11 +31,7 @@ def tokenize(config: PipelineConfig, documents: Manifest, tokenizer: Manifest) -
                 config.tokens.shard_tokens,
                 partial(_say, stage, split),
             ).to_dict()
-            if split != "test" and counts[split]["tokens"] <= config.model.seq_len:
-                raise ValueError(
-                    f"model.seq_len ({config.model.seq_len}) must be less than the {split} split's tokens "
-                    f"({counts[split]['tokens']}); add text, or raise data.{split}_fraction"
-                )
+        _require_sequences(config, counts)
         records = stage.publish(out)
     summary = ", ".join(f"{split} {count['tokens']:,}" for split, count in counts.items()) + " tokens"
     return stage.complete(records, counts, summary)
@@ -41,3 +39,13 @@ def tokenize(config: PipelineConfig, documents: Manifest, tokenizer: Manifest) -
 
 def _say(stage: Stage, split: str, done: TokenCounts) -> None:
     stage.progress(f"{split}: {done.documents:,} documents, {done.tokens:,} tokens")
+
+
+def _require_sequences(config: PipelineConfig, counts: Mapping[str, Mapping[str, int]]) -> None:
+    for split in ("train", "validation"):
+        tokens = counts[split]["tokens"]
+        if tokens <= config.model.seq_len:
+            raise ValueError(
+                f"model.seq_len ({config.model.seq_len}) must be less than the {split} split's tokens ({tokens}); "
+                "lower it or add text"
+            )

@@ -31,7 +31,7 @@ def train(config: PipelineConfig, cluster: Cluster | None, tokens: Manifest) -> 
     result, usd = run_on_cluster(cluster, WorkerJob(kind="train", config=config, result=RESULT), progress)
     outcome = json.loads(result)
     artifact.update(1.0)
-    files = _newest_checkpoint(stage.storage, config.training.steps)
+    files = _last_checkpoint(stage.storage, config.training.steps)
     summary = (
         f"{config.training.steps:,} steps, loss {outcome['loss']:.3f}, validation {outcome['validation_loss']:.3f} "
         f"nats a token; {outcome['peak_memory_bytes'] / 2**30:.2f} GiB a rank"
@@ -39,7 +39,9 @@ def train(config: PipelineConfig, cluster: Cluster | None, tokens: Manifest) -> 
     return stage.complete(files, outcome, summary, usd)
 
 
-def _newest_checkpoint(storage: Storage, step: int) -> list[FileRecord]:
-    """The marker of the last step's checkpoint: it names every file with its checksum."""
-    name = f"step-{step:08d}/complete.json"
-    return [record_bytes(name, storage.read(f"checkpoints/{name}"))]
+def _last_checkpoint(storage: Storage, step: int) -> list[FileRecord]:
+    """Every file of the last step's checkpoint, by its marker."""
+    directory = f"step-{step:08d}"
+    marker = storage.read(f"checkpoints/{directory}/complete.json")
+    files = [FileRecord(name=f"{directory}/{name}", **file) for name, file in json.loads(marker)["files"].items()]
+    return [*sorted(files, key=lambda file: file.name), record_bytes(f"{directory}/complete.json", marker)]

@@ -10,7 +10,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -39,7 +39,7 @@ from model.trainer import TrainData, Trainer
 from tasks.choices import load_choices
 from tasks.config import PipelineConfig
 from tasks.heartbeat import HeartbeatWriter
-from tasks.manifest import Manifest, read_manifest
+from tasks.manifest import Manifest, digest, read_manifest
 
 METRICS = "metrics/train.jsonl"
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -115,7 +115,8 @@ def train(rank: Rank) -> dict[str, Any]:
 
         def heartbeat(sign: dict[str, Any]) -> None:
             rank.beat(sign["phase"], sign["step"], sign["steps"])
-            store(False)
+            # The trainer beats after a step's line and before its checkpoint: no checkpoint is ahead of the metrics.
+            store(sign["step"] % config.training.checkpoint_every_steps == 0)
 
         trainer = Trainer(
             model_config=config.model,
@@ -166,7 +167,7 @@ def evaluate(rank: Rank) -> dict[str, Any] | None:
         model.register_forward_hook(lambda *_: rank.beat("score", 0, 0))  # scoring has no other sign of life
     # Every rank holds the whole model here: ranks score different documents, so they cannot share a sharded one.
     state = {f"model.{name}": parameter.detach() for name, parameter in trained.named_parameters()}
-    identity = {"tokens": rank.tokens.fingerprint}
+    identity = {**config.model.model_dump(), "vocab_size": vocab_size, "tokens": rank.tokens.fingerprint}
     step = rank.checkpointer().load_latest(state, identity, required=True, at_step=rank.job.step)
     texts = _test_texts(rank)
     share = score_share(
@@ -211,6 +212,19 @@ def _test_texts(rank: Rank) -> list[str]:
     return texts
 
 
+def _scratch(run_uri: str) -> Path:
+    """This rank's own empty directory, on the run's disk where it has one; the same after a kill, so none piles up."""
+    storage = open_storage(run_uri)
+    run = digest(storage.uri)[:16]
+    base = (
+        storage.root / ".scratch" if isinstance(storage, FileStorage) else Path(tempfile.gettempdir()) / f"jumbo-{run}"
+    )
+    path = base / f"rank-{dist.get_rank()}"
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
+    return path
+
+
 @record
 def main() -> None:
     die_with_parent()
@@ -219,7 +233,7 @@ def main() -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=COLLECTIVE_TIMEOUT)
-    scratch = Path(tempfile.mkdtemp(prefix="jumbo-rank-"))
+    scratch = _scratch(job.config.run_uri)
     try:
         rank = Rank(job, scratch)
         jobs: dict[str, Callable[[Rank], Any]] = {
@@ -232,6 +246,8 @@ def main() -> None:
             rank.storage.write(job.result, json.dumps(result, indent=1).encode())
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+        with suppress(OSError):  # the other ranks' are there
+            scratch.parent.rmdir()
     dist.destroy_process_group()
 
 

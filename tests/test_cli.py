@@ -46,6 +46,10 @@ def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             ["--training.ramp-start-batch-size", "99"],
             "ramp_start_batch_size (99) must not exceed global_batch_size (16)",
         ),
+        (["--data.sources", "[{"], "data.sources: is not JSON"),
+        (["--scaling.max-peak-memory-gib", "inf"], "scaling.max_peak_memory_gib: must be a finite number, not 'inf'"),
+        (["--scaling.all-reduce-mib", "-1"], "scaling.all_reduce_mib.0: must be greater than or equal to 1, not '-1'"),
+        (["--evaluation.multiple-choice", '[{"name": "x"}]'], "evaluation.multiple_choice.0.uri: field required"),
         (["--preset", "desktop"], "preset 'desktop' is unknown; the presets are j1-grande, j1-jumbo, j1-large, laptop"),
         (["--preset", "j1-jumbo"], "cluster.provider 'ec2' is not available in this version; use 'local'"),
         (["--cluster.provider", "slurm"], "cluster.provider: must be 'local' or 'ec2', not 'slurm'"),
@@ -66,6 +70,14 @@ def test_wrong_options_are_refused(
     assert not (tmp_path / "run/documents").exists()
 
 
+def test_a_list_is_one_value_or_a_json_array(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "a,b ü\n.png").write_bytes(b"x")
+    plain = refusal(["prepare", "--data.sources", f"{tmp_path}/a,b*.png"], capsys)
+    quoted = refusal(["prepare", "--data.sources", json.dumps([{"uri": f"{tmp_path}/a,b ü\n.png"}])], capsys)
+    assert "a,b ü" in plain.replace("\\n", "\n")
+    assert "the suffix is none of" in quoted
+
+
 def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "invalid choice: 'pretrian'" in refusal(["pretrian"], capsys)
 
@@ -76,6 +88,9 @@ def test_a_wrong_variable_is_refused(capsys: pytest.CaptureFixture[str], monkeyp
     monkeypatch.setenv("JUMBO_TRAINING__STEPS", "5")
     monkeypatch.setenv("JUMBO_TRAINING__STPS", "5")
     assert "training.stps: unknown field" in refusal(["pretrain"], capsys)
+    monkeypatch.delenv("JUMBO_TRAINING__STPS")
+    monkeypatch.setenv("JUMBO_TRIANING__STEPS", "5")
+    assert "JUMBO_TRIANING__STEPS: unknown field" in refusal(["pretrain"], capsys)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +103,7 @@ def test_a_wrong_variable_is_refused(capsys: pytest.CaptureFixture[str], monkeyp
         ("broken.parquet", b"PAR1 this is no parquet file", "broken.parquet cannot be read"),
         ("cut.jsonl.gz", gzip.compress(b'{"text": "a"}\n')[:8], "cut.jsonl.gz cannot be read"),
         ("repeated.txt", b"word " * 100_000, "tokenizer.vocab_size (4096) is more than the corpus supports"),
+        ("other.jsonl", b'{"content": "a"}\n' * 3, "hold no text (3 no_text_field)"),
         ("small.txt", b"Fellow-Citizens of the Senate", "tokenizer.vocab_size (4096) is more than the corpus supports"),
     ],
 )

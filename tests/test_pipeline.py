@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,8 @@ from infra.cluster import ClusterRequest
 from infra.local import LocalProvider, default_state_dir
 from tasks.cluster import cluster_name
 from tasks.config import PipelineConfig
+from tasks.run import open_run
+from tasks.sources import find_sources
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
 
@@ -133,6 +136,56 @@ def test_a_missing_or_cut_file_is_made_again(finished: PipelineConfig) -> None:
     assert (states["tokenizer"], states["tokens"]) == ("Cached", "Completed")
 
 
+@pytest.mark.parametrize(
+    ("name", "stage"),
+    [
+        ("documents/test/part-00000.parquet", "preprocess"),
+        ("tokenizer/tokenizer.model", "tokenizer"),
+        ("tokens/train/part-00000.tokens", "tokens"),
+    ],
+)
+def test_a_flipped_byte_is_found_and_mended(finished: PipelineConfig, name: str, stage: str) -> None:
+    path = Path(finished.run_uri) / name
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])
+    preparation(finished)
+    assert path.read_bytes() == whole
+    _, states = flow_run_states("preparation")
+    stages = ("preprocess", "tokenizer", "tokens")
+    assert {s: states[s] for s in stages} == {s: "Completed" if s == stage else "Cached" for s in stages}
+
+
+def test_a_damaged_last_checkpoint_is_trained_again(finished: PipelineConfig) -> None:
+    run = Path(finished.run_uri)
+    before = (run / "metrics/train.jsonl").read_text().splitlines()
+    path = next((run / "checkpoints/step-00000012").glob("__0_*.distcp"))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:])
+    result = pretrain(finished)
+    after = (run / "metrics/train.jsonl").read_text().splitlines()
+    assert after[:8] == before[:8]  # it went on from step 8
+    losses = [[json.loads(line)["loss"] for line in lines] for lines in (before, after)]
+    assert losses[0] == losses[1]
+    assert result.bits_per_byte == read(finished, "evaluation/report.json")["documents"]["test"]["bits_per_byte"]
+
+
+def test_two_flows_do_not_share_a_run_directory(finished: PipelineConfig) -> None:
+    with (
+        open_run(finished),
+        pytest.raises(ValueError, match=rf"is in use by another flow \(pid {os.getpid()}\)"),
+    ):
+        preparation(finished)
+
+
+def test_a_runs_own_files_are_no_source(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path)
+    config = tiny_config(tmp_path / "run", f"{tmp_path}/**/*.jsonl")
+    (tmp_path / "run/metrics").mkdir(parents=True)
+    (tmp_path / "run/metrics/train.jsonl").write_text('{"text": "not a document"}\n')
+    (source,) = find_sources(config.data, config.run_uri)
+    assert [entry.name for entry in source.entries] == [Path(corpus).name]
+
+
 def test_any_checkpoint_can_be_scored(finished: PipelineConfig) -> None:
     manifest = scoring(finished, 8)
     assert manifest.counts["step"] == 8
@@ -148,7 +201,14 @@ def test_a_longer_run_goes_on_and_another_model_is_refused(finished: PipelineCon
     lines = (Path(finished.run_uri) / "metrics/train.jsonl").read_text().splitlines()
     assert lines[:12] == first[:12]
     assert len(lines) == 14
-    wider = finished.model_copy(update={"model": finished.model.model_copy(update={"d_model": 64})})
+    with pytest.raises(ValueError, match=r"training.steps \(12\) is below the newest checkpoint \(step 14\)"):
+        pretrain(finished)
+    faster = finished.model_copy(update={"training": longer.training.model_copy(update={"learning_rate": 0.5})})
+    with pytest.raises(ValueError, match=r"holds checkpoints with learning_rate 0.002, not 0.5"):
+        pretrain(faster)
+    wider = longer.model_copy(update={"model": finished.model.model_copy(update={"d_model": 64})})
+    with pytest.raises(ValueError, match="holds checkpoints with d_model 32, not 64"):
+        scoring(wider)
     with pytest.raises(ValueError, match="holds checkpoints with d_model 32, not 64"):
         pretrain(wider)
 
@@ -170,7 +230,7 @@ def test_a_failed_stage_fails_the_run_with_the_workers_traceback(corpus: str, tm
 def test_below_a_threshold_nothing_is_trained(corpus: str, tmp_path: Path) -> None:
     config = tiny_config(tmp_path / "run", corpus, scaling={"min_tokens_per_second": 1e9})
     with pytest.raises(
-        RuntimeError, match=r"no-go, nothing was trained: throughput is [\d.e+]+ tokens/s, the bound is 1e"
+        RuntimeError, match=r"no-go, nothing was trained: throughput is [\d.e+]+ tokens/s, must be ≥ 1e"
     ):
         pretrain(config)
     assert not (tmp_path / "run/checkpoints").exists()

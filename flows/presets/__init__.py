@@ -46,10 +46,12 @@ def _fault(fault: Any) -> str:
     field = ".".join(str(part) for part in fault["loc"])
     if fault["type"] == "extra_forbidden":
         return f"{field}: unknown field"
-    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    message = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "value_error":
         return f"{field}: {message}" if field else message
-    return f"{field}: must be {message}, not {fault['input']!r}"
+    if not message.startswith("Input should be "):
+        return f"{field}: {message[0].lower()}{message[1:]}"
+    return f"{field}: must be {message.removeprefix('Input should be ')}, not {fault['input']!r}"
 
 
 def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
