@@ -14,16 +14,18 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Annotated, Any, Protocol, TypeVar, cast
 
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from pydantic import Field, ValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from model.config import Section
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -66,23 +68,39 @@ class CheckpointStorage(Protocol):
         """Remove the object and everything below it; what is not there is no error."""
 
 
-@dataclass(frozen=True)
-class Marker:
+class SavedFile(Section, strict=True):
+    size_bytes: int = Field(ge=0)
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class Marker(Section, strict=True):
     """The content of `complete.json`."""
 
     step: int
     identity: dict[str, Any]
-    files: dict[str, dict[str, Any]]
-    format_version: int = FORMAT_VERSION
+    # Names become local paths when they are fetched, so nothing but a plain name will do.
+    files: dict[Annotated[str, Field(pattern=r"^\.?\w[\w.-]*$")], SavedFile]
+    format_version: int
 
     @classmethod
-    def read(cls, path: Path) -> "Marker":
+    def read(cls, path: Path, step: int) -> "Marker":
+        """The marker of the checkpoint of `step`.
+
+        Raises:
+            ValueError: it is damaged, or of another format or step.
+        """
         try:
-            marker = cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
+            marker = cls.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "content"
+            raise ValueError(f"{MARKER} is damaged: {place}: {first['msg']}") from error
+        except ValueError as error:
             raise ValueError(f"{MARKER} is damaged: {error}") from error
         if marker.format_version != FORMAT_VERSION:
             raise ValueError(f"{MARKER}: format_version ({marker.format_version}) must be {FORMAT_VERSION}")
+        if marker.step != step:
+            raise ValueError(f"{MARKER} is damaged: it is of step {marker.step}")
         return marker
 
 
@@ -126,6 +144,12 @@ class Checkpointer:
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
+
+    def newest_step(self) -> int | None:
+        """The step of the newest complete checkpoint, whole or damaged; None when none was ever completed."""
+        self.wait()
+        complete, _ = self._on_rank_0(self._survey)
+        return complete[-1] if complete else None
 
     def load_latest(
         self, state: dict[str, Tensor], identity: dict[str, Any], required: bool = False, at_step: int | None = None
@@ -172,28 +196,29 @@ class Checkpointer:
     def _write(self, step: int, state: dict[str, Tensor], identity: dict[str, Any]) -> None:
         directory = _directory(step)
         try:
-            with self._scratch(directory) as local:
+            with self._scratch() as local:
                 self._on_rank_0(lambda: self._remove(step))  # what a save that was killed left behind
                 writer = dcp.FileSystemWriter(local, sync_files=False)
                 dcp.save(state, storage_writer=writer, process_group=self.group)
                 uploads = self._together(lambda: self._upload(local, directory))
                 files = {name: file for upload in uploads for name, file in upload.items()}
-                self._on_rank_0(lambda: self._complete(local, Marker(step, identity, files)))
-        except (_RankError, CheckpointException) as error:
+                self._on_rank_0(lambda: self._complete(local, step, identity, files))
+        except Exception as error:
             raise CheckpointError(f"{directory} was not saved: {_reason(error)}") from error
 
-    def _upload(self, local: Path, directory: str) -> dict[str, dict[str, Any]]:
+    def _upload(self, local: Path, directory: str) -> dict[str, SavedFile]:
         files = {}
         for path in sorted(local.iterdir()):
-            files[path.name] = {"size_bytes": path.stat().st_size, "sha256": _sha256(path)}
+            files[path.name] = SavedFile(size_bytes=path.stat().st_size, sha256=_sha256(path))
             self.storage.upload(path, f"{directory}/{path.name}")
         return files
 
-    def _complete(self, local: Path, marker: Marker) -> None:
+    def _complete(self, local: Path, step: int, identity: dict[str, Any], files: dict[str, SavedFile]) -> None:
+        marker = Marker(step=step, identity=identity, files=files, format_version=FORMAT_VERSION)
         path = local / MARKER
-        path.write_text(json.dumps(vars(marker), indent=1, sort_keys=True), encoding="utf-8")
-        self.storage.upload(path, f"{_directory(marker.step)}/{MARKER}")
-        self._retain(marker.step)
+        path.write_text(json.dumps(marker.model_dump(), indent=1, sort_keys=True), encoding="utf-8")
+        self.storage.upload(path, f"{_directory(step)}/{MARKER}")
+        self._retain(step)
 
     def _retain(self, newest: int) -> None:
         """Keep the newest complete checkpoints up to `newest`, which is now complete, and no remains of older saves.
@@ -222,8 +247,8 @@ class Checkpointer:
 
     def _load(self, step: int, state: dict[str, Tensor], identity: dict[str, Any]) -> None:
         directory = _directory(step)
-        with self._scratch(f"load-{directory}") as local:
-            marker = self._on_rank_0(lambda: self._read_marker(directory, local))
+        with self._scratch() as local:
+            marker = self._on_rank_0(lambda: self._read_marker(step, local))
             for field, expected in identity.items():
                 if marker.identity.get(field) != expected:
                     found = marker.identity.get(field)
@@ -231,9 +256,9 @@ class Checkpointer:
             self._together(lambda: self._fetch(marker, local, state))
             dcp.load(state, storage_reader=_Reader(local), process_group=self.group)
 
-    def _read_marker(self, directory: str, local: Path) -> Marker:
-        self.storage.download(f"{directory}/{MARKER}", local / MARKER)
-        return Marker.read(local / MARKER)
+    def _read_marker(self, step: int, local: Path) -> Marker:
+        self.storage.download(f"{_directory(step)}/{MARKER}", local / MARKER)
+        return Marker.read(local / MARKER, step)
 
     def _fetch(self, marker: Marker, local: Path, state: dict[str, Tensor]) -> None:
         """Download and verify, before anything is loaded, the files that hold this rank's part of the state."""
@@ -251,9 +276,9 @@ class Checkpointer:
         path, expected = local / name, marker.files[name]
         self.storage.download(f"{_directory(marker.step)}/{name}", path)
         size_bytes = path.stat().st_size
-        if size_bytes != expected["size_bytes"]:
-            raise ValueError(f"{name} has {size_bytes} bytes, and {expected['size_bytes']} were saved")
-        if _sha256(path) != expected["sha256"]:
+        if size_bytes != expected.size_bytes:
+            raise ValueError(f"{name} has {size_bytes} bytes, and {expected.size_bytes} were saved")
+        if _sha256(path) != expected.sha256:
             raise ValueError(f"{name} is damaged: its SHA-256 is not what was saved")
 
     # What ranks do together
@@ -278,15 +303,14 @@ class Checkpointer:
         return self._together(lambda: work() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
     @contextmanager
-    def _scratch(self, name: str) -> Iterator[Path]:
-        """An empty local directory of this rank's own, for as long as it is needed."""
-        path = self.staging / name / f"rank-{self.rank}"
-        shutil.rmtree(path, ignore_errors=True)  # of a run that was killed
-        path.mkdir(parents=True)
+    def _scratch(self) -> Iterator[Path]:
+        """An empty local directory of this rank's own, for as long as a save or a load needs it."""
+        path = self.staging / f"rank-{self.rank}"
+        self._together(lambda: _make_empty(path))
         try:
             yield path
         finally:
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)  # what resists is met, and told, by the next who needs it empty
 
     def _warn(self, message: str) -> None:
         if self.rank == 0:
@@ -322,6 +346,12 @@ def _directory(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def _make_empty(path: Path) -> None:
+    if path.exists():  # left by a run that was killed
+        shutil.rmtree(path)
+    path.mkdir(parents=True)
+
+
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -329,6 +359,8 @@ def _sha256(path: Path) -> str:
 
 def _reason(error: BaseException) -> str:
     """What failed, in a line; DCP's own exception would print whole tracebacks of several ranks."""
+    if isinstance(error, _RankError):
+        return str(error)
     if isinstance(error, CheckpointException):
         return "; ".join(f"rank {rank}: {type(cause).__name__}: {cause}" for rank, (cause, _) in error.failures.items())
-    return str(error)
+    return f"{type(error).__name__}: {error}"

@@ -1,9 +1,12 @@
 """The training log: JSON lines on rank 0, one a step."""
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 
 class MetricsLog:
@@ -14,6 +17,8 @@ class MetricsLog:
 
     def rewind(self, step: int) -> dict[str, Any] | None:
         """Cut away what an interrupted run wrote after `step`, a torn last line included.
+
+        Lines up to `step` that are not there any more, because the file was lost or deleted, are named in a warning.
 
         Returns:
             The last line that stays.
@@ -35,6 +40,10 @@ class MetricsLog:
             replacement = self.path.with_name(self.path.name + ".partial")
             replacement.write_bytes(content[:kept])
             os.replace(replacement, self.path)
+        first_missing = last["step"] + 1 if last else 1
+        if first_missing <= step:
+            missing = f"step {step}" if first_missing == step else f"steps {first_missing} to {step}"
+            logger.warning("%s lacks %s, lost or deleted; the run goes on without them", self.path, missing)
         return last
 
     def write(self, line: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from model.checkpoint import Checkpointer
+from model.checkpoint import Checkpointer, CheckpointError
 from model.config import ModelConfig, TrainingConfig
 from model.data.batches import IGNORED, Ids, TokenDataset, rank_batches, sequence_ids
 from model.gpt import derive_seed
@@ -29,6 +29,17 @@ from model.optim import Schedule, build_optimizer, optimizer_state
 from model.parallel import build_model, clip_gradients, reshard
 
 logger = logging.getLogger(__name__)
+
+FREE_FIELDS = {
+    "steps",
+    "micro_batch_size",
+    "checkpoint_every_steps",
+    "keep_checkpoints",
+    "validate_every_steps",
+    "validation_sequences",
+    "resume",
+}
+"""What a run may change when it is resumed; every other training field shapes its steps, so it is in the identity."""
 
 Batches = list[tuple[Tensor, Tensor]]
 """One rank's micro-batches: inputs (b, T) and targets (b, T); as many on every rank."""
@@ -170,13 +181,11 @@ class Trainer:
         self.schedule = Schedule(training_config, model_config.seq_len)
         self.learner = Learner(model_config, training_config, vocab_size, seed, mesh)
         self.rank, self.world_size = mesh.get_local_rank(), mesh.size()
-        # The batch fields are part of it because they decide which sequences a step reads.
-        batch_fields = training_config.model_dump(include={"global_batch_size", "ramp_start_batch_size", "ramp_tokens"})
         self.identity = {
             **model_config.model_dump(),
             "vocab_size": vocab_size,
             "seed": seed,
-            **batch_fields,
+            **training_config.model_dump(exclude=FREE_FIELDS),
             **identity,
         }
 
@@ -184,7 +193,8 @@ class Trainer:
         """Resume, and train to the last step.
 
         Raises:
-            CheckpointError: nothing could be resumed from although something was there, or a save failed.
+            CheckpointError: nothing could be resumed from although something was there, or what is there is beyond the
+                last step, or a save failed.
             NonFiniteError: training diverged.
         """
         started = time.monotonic()
@@ -203,7 +213,7 @@ class Trainer:
         self.checkpointer.wait()
         return TrainingOutcome(
             first_step=first_step,
-            steps=max(0, self.config.steps - first_step),
+            steps=self.config.steps - first_step,
             loss=line.get("loss"),
             validation_loss=line.get("validation_loss"),
             seconds=time.monotonic() - started,
@@ -218,6 +228,12 @@ class Trainer:
     def _resume(self) -> tuple[int, dict[str, Any]]:
         """The step to go on with, and the last line of the metrics that stand."""
         self._beat("resume", 0)
+        newest = self.checkpointer.newest_step()
+        if newest is not None and newest > self.config.steps:
+            raise CheckpointError(
+                f"training.steps ({self.config.steps}) is below the newest checkpoint (step {newest}): "
+                "score that checkpoint, or give the shorter run a directory of its own"
+            )
         required = self.config.resume == "required"
         step = self.checkpointer.load_latest(self.learner.state(), self.identity, required) or 0
         line = self.metrics.rewind(step) if self.rank == 0 else None

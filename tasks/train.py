@@ -32,9 +32,10 @@ def train(config: PipelineConfig, cluster: Cluster | None, tokens: Manifest) -> 
     outcome = json.loads(result)
     artifact.update(1.0)
     files = _last_checkpoint(stage.storage, config.training.steps)
+    loss, validation = _nats(outcome["loss"]), _nats(outcome["validation_loss"])
     summary = (
-        f"{config.training.steps:,} steps, loss {outcome['loss']:.3f}, validation {outcome['validation_loss']:.3f} "
-        f"nats a token; {outcome['peak_memory_bytes'] / 2**30:.2f} GiB a rank"
+        f"{config.training.steps:,} steps, loss {loss}, validation {validation} nats a token; "
+        f"{outcome['peak_memory_bytes'] / 2**30:.2f} GiB a rank"
     )
     return stage.complete(files, outcome, summary, usd)
 
@@ -45,3 +46,8 @@ def _last_checkpoint(storage: Storage, step: int) -> list[FileRecord]:
     marker = storage.read(f"checkpoints/{directory}/complete.json")
     files = [FileRecord(name=f"{directory}/{name}", **file) for name, file in json.loads(marker)["files"].items()]
     return [*sorted(files, key=lambda file: file.name), record_bytes(f"{directory}/complete.json", marker)]
+
+
+def _nats(loss: float | None) -> str:
+    """None where the metrics of a finished step were lost."""
+    return "unknown" if loss is None else f"{loss:.3f}"

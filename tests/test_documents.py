@@ -20,7 +20,22 @@ from model.data.documents import DamagedFile, Dropped, SourceFile, document_form
 
 LIMIT = 1 << 20
 
-COMPRESS: dict[str, Callable[[bytes], bytes]] = {".gz": gzip.compress, ".zst": zstandard.compress}
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    # With a checksum, as the command line tool writes it.
+    ".zst": lambda data: zstandard.ZstdCompressor(write_checksum=True).compress(data),
+}
+
+
+class Trickle(io.BytesIO):
+    """A stream that gives read_bytes at a time, as a network does."""
+
+    def __init__(self, data: bytes, read_bytes: int) -> None:
+        super().__init__(data)
+        self.read_bytes = read_bytes
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(self.read_bytes)
 
 
 def source_file(name: str, data: bytes, **source: str) -> SourceFile:
@@ -40,6 +55,11 @@ def read_until_damage(name: str, data: bytes, **source: str) -> tuple[list[str |
     with pytest.raises(DamagedFile) as damage:
         records.extend(read_documents(source_file(name, data, **source), LIMIT))
     return records, str(damage.value)
+
+
+def decoded_byte_by_byte(data: bytes, suffix: str) -> bytes:
+    decoder = zlib.decompressobj(wbits=31) if suffix == ".gz" else zstandard.ZstdDecompressor().decompressobj()
+    return b"".join(decoder.decompress(data[i : i + 1]) for i in range(len(data)))
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
@@ -94,21 +114,13 @@ def test_zstd_window_above_the_default_limit() -> None:  # as `zstd --long=28` a
 @pytest.mark.parametrize("frames", [1, 2])
 def test_cut_file_gives_its_whole_records(suffix: str, frames: int) -> None:  # case D4
     texts = [f"line {i} {i * i}" for i in range(5000)]
-    data = (frames * COMPRESS[suffix](json_lines(*texts)))[:-20]
-    if suffix == ".gz":
-        # The right value by another route: what zlib gets out of the bytes that are there.
-        rest, expected = data, b""
-        while rest:
-            decoder = zlib.decompressobj(wbits=31)
-            expected += decoder.decompress(rest)
-            rest = decoder.unused_data
-        whole = expected.count(b"\n")
+    frame = COMPRESS[suffix](json_lines(*texts))
+    data = (frames * frame)[:-20]
+    whole = 5000 * (frames - 1) + decoded_byte_by_byte(frame[:-20], suffix).count(b"\n")
     records, message = read_until_damage("x.jsonl" + suffix, data)
     assert "x.jsonl" + suffix in message
     assert records == (frames * texts)[: len(records)]
-    assert 5000 * (frames - 1) <= len(records) < 5000 * frames
-    if suffix == ".gz":
-        assert len(records) == whole
+    assert len(records) == whole < 5000 * frames
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
@@ -130,8 +142,59 @@ def test_cut_text_file_gives_no_document(suffix: str) -> None:
     assert read_until_damage("x.txt" + suffix, COMPRESS[suffix](b"a text " * 1000)[:-5])[0] == []
 
 
+def wrong_checksum(data: bytes, suffix: str) -> bytes:
+    # gzip ends in the CRC and the size, four bytes each; zstd in the checksum.
+    place = len(data) - (8 if suffix == ".gz" else 4)
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("whole_frames", [0, 3])
+def test_a_wrong_checksum_loses_no_record(suffix: str, whole_frames: int) -> None:
+    frame = COMPRESS[suffix](json_lines(*(20_000 * ["the same line"])))
+    records, message = read_until_damage("x.jsonl" + suffix, whole_frames * frame + wrong_checksum(frame, suffix))
+    assert records == (whole_frames + 1) * 20_000 * ["the same line"]
+    assert message.startswith(f"x.jsonl{suffix}: ")
+
+
+TEXTS = [f"line {i} of {i * i * 7919 % 1_000_003}" for i in range(15_000)]  # three zstd blocks
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_every_line_before_the_damage_is_read(suffix: str) -> None:
+    data = COMPRESS[suffix](json_lines(*TEXTS))
+    for place in range(100, len(data), len(data) // 12):
+        whole = decoded_byte_by_byte(data[:place], suffix).count(b"\n")
+        damaged = data[:place] + bytes(byte ^ 0x55 for byte in data[place : place + 40]) + data[place + 40 :]
+        assert read_until_damage("x.jsonl" + suffix, damaged)[0][:whole] == TEXTS[:whole]
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("read_bytes", [1, 700, 5000])
+def test_the_second_reading_may_come_in_other_pieces(suffix: str, read_bytes: int) -> None:
+    damaged = wrong_checksum(COMPRESS[suffix](json_lines(*TEXTS)), suffix)
+    records: list[str | Dropped] = []
+    streams = iter([Trickle(damaged, 3001), Trickle(damaged, read_bytes)])
+    file = SourceFile(SourceConfig(uri="x"), "s", "x.jsonl" + suffix, lambda: next(streams))
+    with pytest.raises(DamagedFile):
+        records.extend(read_documents(file, LIMIT))
+    assert records == TEXTS
+
+
+def test_a_line_that_nothing_ends_is_no_record_of_a_cut_stream() -> None:
+    data = json_lines("a", "b").rstrip()
+    compressor = zlib.compressobj(wbits=31)
+    flushed = compressor.compress(data) + compressor.flush(zlib.Z_SYNC_FLUSH)
+    assert decoded_byte_by_byte(flushed, ".gz") == data
+    assert read_until_damage("x.jsonl.gz", flushed)[0] == ["a"]
+    assert read_until_damage("x.jsonl.gz", gzip.compress(data)[:-1])[0] == ["a"]
+    assert read_until_damage("x.jsonl.zst", COMPRESS[".zst"](data)[:-1])[0] == ["a"]
+    assert read("x.jsonl", data) == ["a", "b"]  # not compressed: nothing tells a cut from a missing newline
+
+
 def test_garbage_after_a_member_is_damage() -> None:
     assert read_until_damage("x.jsonl.gz", gzip.compress(json_lines("a")) + b"garbage")[0] == ["a"]
+    assert read_until_damage("x.txt.gz", gzip.compress(b"a\n") + b"garbage", txt_document="line")[0] == ["a"]
 
 
 def test_surrogate_escapes() -> None:  # case D5
@@ -148,6 +211,21 @@ def test_byte_order_mark_is_dropped() -> None:
     mark = b"\xef\xbb\xbf"
     assert read("x.jsonl", mark + json_lines("a") + mark + json_lines("b")) == ["a", "b"]
     assert read("x.txt", mark + b"a") == ["a"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_utf16_is_dropped_record_by_record(encoding: str, suffix: str) -> None:
+    def encoded(text: str) -> bytes:
+        return COMPRESS.get(suffix, bytes)(("\ufeff" + text).encode(encoding))
+
+    lines = encoded('{"text": "a"}\n\r\n \n{"text": "é"}\n')
+    assert read("x.jsonl" + suffix, lines) == 2 * [Dropped("not_utf8")]
+    assert read("x.txt" + suffix, lines, txt_document="line") == 2 * [Dropped("not_utf8")]
+    assert read("x.txt" + suffix, lines) == [Dropped("not_utf8")]
+    assert read("x.jsonl" + suffix, encoded("")) == []
+    bytewise = SourceFile(SourceConfig(uri="x"), "s", "x.txt" + suffix, lambda: Trickle(encoded("a"), 1))
+    assert list(read_documents(bytewise, LIMIT)) == [Dropped("not_utf8")]
 
 
 @pytest.mark.parametrize(
@@ -199,11 +277,15 @@ def gzip_bomb() -> bytes:
         (".zst", lambda: zstandard.compress(b"x" * (256 << 20)), 160 << 20),
     ],
 )
-def test_a_line_far_above_the_limit_is_never_held(suffix: str, bomb: Callable[[], bytes], peak_bytes: int) -> None:
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_line_far_above_the_limit_is_never_held(
+    suffix: str, bomb: Callable[[], bytes], peak_bytes: int, is_damaged: bool
+) -> None:
     compress = COMPRESS[suffix]
     data = compress(json_lines("a")) + bomb() + compress(b"\n" + json_lines("b"))
+    damaged = wrong_checksum(data, suffix)
     tracemalloc.start()
-    records = read("x.jsonl" + suffix, data)
+    records = read_until_damage("x.jsonl" + suffix, damaged)[0] if is_damaged else read("x.jsonl" + suffix, data)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert records == ["a", Dropped("too_long"), "b"]  # case D2
@@ -223,12 +305,8 @@ def test_empty_files() -> None:
 
 @given(st.lists(st.text(), max_size=20), st.integers(1, 40))
 def test_any_text_comes_back_from_json_lines(texts: list[str], read_bytes: int) -> None:
-    class Trickle(io.BytesIO):
-        def read(self, size: int | None = -1, /) -> bytes:
-            return super().read(read_bytes)
-
     data = b"".join(json.dumps({"text": text}).encode() + b"\r\n" for text in texts)
-    file = SourceFile(SourceConfig(uri="x"), "s", "x.jsonl", lambda: Trickle(data))
+    file = SourceFile(SourceConfig(uri="x"), "s", "x.jsonl", lambda: Trickle(data, read_bytes))
     assert list(read_documents(file, LIMIT)) == texts
 
 
@@ -256,6 +334,14 @@ def test_parquet_without_text() -> None:
     nested = parquet(pa.array([{"text": "a"}]))
     assert read("x.parquet", nested) == [Dropped("not_text")]
     assert read("x.parquet", nested, text_field="text.text") == [Dropped("no_text_field")]
+
+
+def test_parquet_with_two_text_columns() -> None:
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"]), pa.array([1])], ["text", "text", "n"]), sink)
+    records, message = read_until_damage("x.parquet", sink.getvalue())
+    assert (records, message) == ([], "x.parquet: 2 columns are named 'text'")
+    assert read("x.parquet", sink.getvalue(), text_field="n") == [Dropped("not_text")]
 
 
 def test_parquet_with_invalid_utf8() -> None:

@@ -33,6 +33,28 @@ def test_rewind_cuts_what_is_later(log: MetricsLog, step: int, left: list[int]) 
     assert steps(log.path) == [*left, step + 1]
 
 
+@pytest.mark.parametrize(
+    ("last", "step", "missing"),
+    [(0, 5, "steps 1 to 5"), (3, 5, "steps 4 to 5"), (4, 5, "step 5"), (5, 5, None), (5, 2, None), (0, 0, None)],
+)
+def test_steps_without_a_line_are_named(
+    log: MetricsLog, caplog: pytest.LogCaptureFixture, last: int, step: int, missing: str | None
+) -> None:
+    log.rewind(last)
+    caplog.clear()
+    log.rewind(step)
+    expected = f"{log.path} lacks {missing}, lost or deleted; the run goes on without them"
+    assert caplog.messages == ([expected] if missing else [])
+
+
+def test_a_log_that_was_deleted_begins_again(log: MetricsLog, caplog: pytest.LogCaptureFixture) -> None:
+    log.path.unlink()
+    assert log.rewind(5) is None
+    assert "lacks steps 1 to 5" in caplog.text
+    log.write({"step": 6})
+    assert steps(log.path) == [6]
+
+
 @pytest.mark.parametrize("cut", [1, 5, 20])
 def test_a_torn_last_line_is_cut(log: MetricsLog, cut: int) -> None:
     log.path.write_bytes(log.path.read_bytes()[:-cut])

@@ -139,6 +139,29 @@ def test_damaged_file_is_reported_and_its_whole_records_kept(tmp_path: Path) -> 
     assert set(texts[:39] + texts[40:]) <= set(all_texts(tmp_path)) <= set(texts)
 
 
+def test_a_wrong_checksum_loses_no_document(tmp_path: Path) -> None:
+    texts = make_documents(60)
+    data = bytearray(gzip.compress(json_lines(texts)))
+    data[-8] ^= 1
+    funnel = prepare(tmp_path, [source_file(bytes(data), "crc.jsonl.gz")], config())
+    (damage,) = funnel.sources["made"].damaged
+    assert damage.startswith("crc.jsonl.gz: ")
+    assert sorted(all_texts(tmp_path)) == sorted(texts)
+
+
+def test_files_of_other_encodings_and_line_ends_are_counted(tmp_path: Path) -> None:
+    texts = make_documents(60)
+    lines = json_lines(texts[:10])
+    files = [
+        source_file(json_lines(texts)),
+        source_file(lines.replace(b"\n", b"\r"), "mac.jsonl"),
+        source_file(lines.decode().encode("utf-16"), "windows.jsonl"),
+    ]
+    counts = prepare(tmp_path, files, config()).sources["made"]
+    assert counts.dropped == {"invalid_json": 1, "not_utf8": 10}
+    assert (counts.read, counts.kept) == (71, 60)
+
+
 @pytest.mark.parametrize("sources", [(SOURCE, OTHER), (OTHER, SOURCE)])
 def test_source_that_kept_nothing_is_named(tmp_path: Path, sources: tuple[SourceConfig, ...]) -> None:
     files = [source_file(json_lines(make_documents(60))), source_file(b'{"text": "hi"}\n{}\n', source=OTHER)]

@@ -15,7 +15,7 @@ from ranks import Job, run
 from torch.distributed.device_mesh import init_device_mesh
 
 from infra.storage import FileStorage
-from model.checkpoint import Checkpointer
+from model.checkpoint import Checkpointer, CheckpointError
 from model.config import ModelConfig, TrainingConfig
 from model.data.batches import IGNORED, TokenDataset
 from model.metrics import MetricsLog
@@ -74,6 +74,23 @@ def make(
 
 def train(root: Path, training: TrainingConfig = TRAINING, other: dict[str, Any] | None = None) -> TrainingOutcome:
     return make(root, training, **(other or {})).run()
+
+
+def train_with_each(root: Path, changes: list[dict[str, Any]]) -> list[str]:
+    """What the run says to each change of its settings; empty where it has nothing against it."""
+    said = []
+    for change in changes:
+        trainer = make(root, TRAINING.model_copy(update=change))
+        before = {name: tensor.full_tensor() for name, tensor in trainer.learner.state().items() if "model." in name}
+        try:
+            trainer.run()
+        except CheckpointError as error:
+            said.append(str(error))
+            after = trainer.learner.state()
+            assert all(torch.equal(tensor, after[name].full_tensor()) for name, tensor in before.items())
+        else:
+            said.append("")
+    return said
 
 
 def train_in_fp64(root: Path, training: TrainingConfig) -> TrainingOutcome:
@@ -275,6 +292,71 @@ def test_a_checkpoint_of_another_run_is_refused(unbroken: Path, other: dict[str,
     before = contents(unbroken)
     with pytest.raises(RuntimeError, match=f"CheckpointError: step-00000020 is of another run: {message}"):
         run(train, 1, unbroken, TRAINING, other)
+    assert contents(unbroken) == before
+
+
+SHAPING = {
+    "learning_rate": (0.02, 0.03),
+    "min_learning_rate_fraction": (0.1, 0.2),
+    "warmup_tokens": (100, 101),
+    "decay_tokens": (None, 700),
+    "weight_decay": (0.1, 0.0),
+    "beta1": (0.9, 0.8),
+    "beta2": (0.95, 0.99),
+    "epsilon": (1e-8, 1e-9),
+    "clip_norm": (1.0, 2.0),
+    "global_batch_size": (6, 7),
+    "ramp_start_batch_size": (2, 3),
+    "ramp_tokens": (200, 201),
+}
+"""Settings, with what the unbroken run has and something else."""
+
+FREE = {
+    "micro_batch_size": 3,
+    "checkpoint_every_steps": 7,
+    "keep_checkpoints": 1,
+    "validate_every_steps": 9,
+    "validation_sequences": 2,
+    "resume": "required",
+}
+
+
+def test_settings_that_shape_the_steps_cannot_change(unbroken: Path) -> None:
+    before = contents(unbroken)
+    said = run(train_with_each, 2, unbroken, [{name: new} for name, (_, new) in SHAPING.items()])
+    expected = [
+        f"step-00000020 is of another run: its {name} is {old!r}, not {new!r}" for name, (old, new) in SHAPING.items()
+    ]
+    assert said == [expected, expected]
+    assert contents(unbroken) == before
+
+
+def test_other_settings_can_change(unbroken: Path) -> None:
+    before = contents(unbroken)
+    assert run(train_with_each, 2, unbroken, [{name: new} for name, new in FREE.items()]) == [[""] * len(FREE)] * 2
+    assert contents(unbroken) == before
+
+
+def test_every_setting_either_shapes_the_steps_or_can_change() -> None:
+    assert SHAPING.keys() | FREE.keys() | {"steps"} == TrainingConfig.model_fields.keys()
+
+
+def test_any_settings_are_themselves_after_a_resume(tmp_path: Path) -> None:
+    """Floats of 17 digits, the smallest and the largest, and an absent one."""
+    awkward = {"learning_rate": 0.1 + 0.2, "beta1": 1 / 3, "epsilon": 5e-324, "clip_norm": 1.7976931348623157e308}
+    training = TRAINING.model_copy(update={"steps": 1, "decay_tokens": None, **awkward})
+    assert run(train, 1, tmp_path, training)[0].first_step == 0
+    assert run(train, 1, tmp_path, training)[0].first_step == 1
+
+
+def test_a_run_shorter_than_its_checkpoints_is_refused(unbroken: Path) -> None:
+    before = contents(unbroken)
+    message = (
+        "training.steps ({}) is below the newest checkpoint (step 20): score that checkpoint, "
+        "or give the shorter run a directory of its own"
+    )
+    said = run(train_with_each, 2, unbroken, [{"steps": 5}, {"steps": 15}, {"steps": 19}, {"steps": 20}])
+    assert said == [[message.format(5), message.format(15), message.format(19), ""]] * 2
     assert contents(unbroken) == before
 
 

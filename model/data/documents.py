@@ -7,6 +7,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -23,11 +24,16 @@ _BLOCK_BYTES = 1 << 16
 _FEED_BYTES = 1 << 11
 _PARQUET_ROWS = 64
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
+_UTF16_BLANK = b"".join(_UTF16_MARKS) + b"\0 \t\r\x0b\x0c"
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class DamagedFile(Exception):
-    """A source file ends too early or is corrupt; the whole records before the damage have been yielded."""
+    """A source file cannot be read to its end: it was cut, is corrupt or is ambiguous.
+
+    The whole records before the damage have been yielded.
+    """
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,7 @@ class SourceFile:
         source: The source it belongs to.
         source_name: The source's name in reports.
         name: File name; its suffixes decide the format.
-        open: Opens it for reading from the start.
+        open: Opens it for reading from the start; called again where a compressed file is damaged.
     """
 
     source: SourceConfig
@@ -77,8 +83,11 @@ def document_format(name: str) -> tuple[str, str | None]:
 def read_documents(file: SourceFile, max_document_bytes: int) -> Generator[str | Dropped, None, None]:
     """Yields each record's text in file order, or why it has none. Blank lines are not records.
 
-    Invalid UTF-8 and lone surrogates become U+FFFD; a byte order mark is dropped. A record of more than
-    max_document_bytes is skipped without being held in memory.
+    Invalid UTF-8 and lone surrogates become U+FFFD; a byte order mark is dropped. The records of a file that starts
+    with a UTF-16 mark are dropped. A record of more than max_document_bytes is skipped without being held in memory.
+
+    In a compressed file that is cut or damaged, what follows the last newline is never a record, even if it parses. An
+    uncompressed file that is cut cannot be told from one without a last newline: its last line is a record.
 
     Raises:
         DamagedFile: After the last whole record before the damage.
@@ -90,13 +99,18 @@ def read_documents(file: SourceFile, max_document_bytes: int) -> Generator[str |
             if file_format == "parquet":
                 yield from _parquet_texts(stream, file.source.text_field, max_document_bytes)
                 return
-            blocks = _decompressed(stream, compression) if compression else _blocks(stream)
+            blocks = _decompressed(file, stream, compression) if compression else _blocks(stream)
+            is_utf16, blocks = _utf16_checked(blocks)
             if file_format == "txt" and file.source.txt_document == "file":
-                yield _whole_text(blocks, max_document_bytes)
+                text = _whole_text(blocks, max_document_bytes)
+                yield Dropped("not_utf8") if is_utf16 else text
                 return
             for line in _lines(blocks, max_document_bytes):
                 if isinstance(line, Dropped):
                     yield line
+                elif is_utf16:
+                    if line.strip(_UTF16_BLANK):
+                        yield Dropped("not_utf8")
                 elif line.strip():
                     yield _json_text(line, file.source.text_field) if file_format == "jsonl" else _decoded(line)
         except (EOFError, zlib.error, zstandard.ZstdError, pa.ArrowException) as error:
@@ -117,21 +131,72 @@ def _blocks(stream: BinaryIO) -> Iterator[bytes]:
         yield block
 
 
-def _decompressed(stream: BinaryIO, compression: str) -> Iterator[bytes]:
-    """Yields what every gzip member or zstd frame holds; what lies before a cut has been yielded when it raises."""
-    decoder = None
+def _utf16_checked(blocks: Iterator[bytes]) -> tuple[bool, Iterator[bytes]]:
+    """Returns whether the blocks start with a UTF-16 mark, and all of them."""
+    head = b""
+    for block in blocks:
+        head += block
+        # Not a byte more: a whole record may be two bytes, and the next block may raise.
+        if len(head) >= 2:
+            break
+    return head.startswith(_UTF16_MARKS), chain((head,), blocks)
+
+
+def _decompressed(file: SourceFile, stream: BinaryIO, compression: str) -> Iterator[bytes]:
+    """Yields what every gzip member or zstd frame holds; what lies before a cut or damage has been yielded on raising.
+
+    "Before" is as fine as the decoder: a symbol of gzip, a block of zstd (at most 128 KiB). It trips where the data
+    makes no sense or, at the end of the member or frame, misses its checksum: what a changed byte turned into other
+    valid data has been yielded by then.
+    """
+    fed = yielded = 0
+
+    def feeds() -> Iterator[bytes]:
+        nonlocal fed
+        for data in _feeds(stream):
+            yield data
+            fed += len(data)
+
+    try:
+        for data in _decoder_output(feeds(), compression):
+            yielded += len(data)
+            yield data
+        return
+    except (zlib.error, zstandard.ZstdError):
+        pass  # raised again below
+    # The decoder kept to itself what it made of the feed that it tripped over: read up to there, then byte by byte.
+    with file.open() as again:
+        for data in _decoder_output(_feeds(again, fine_from=fed), compression):
+            fresh = data[yielded:]
+            yielded -= len(data) - len(fresh)
+            yield fresh
+
+
+def _feeds(stream: BinaryIO, fine_from: int | None = None) -> Iterator[bytes]:
+    """Yields the stream in pieces that are safe to decode; those within a feed after byte fine_from as single bytes."""
+    position = 0
     for block in _blocks(stream):
         for start in range(0, len(block), _FEED_BYTES):
             data = block[start : start + _FEED_BYTES]
-            while data:
-                if decoder is None or decoder.eof:
-                    # gzip allows zeros between and after members.
-                    data = data.lstrip(b"\0") if compression == "gzip" and decoder else data
-                    if not data:
-                        break
-                    decoder = _new_decoder(compression)
-                yield decoder.decompress(data)
-                data = decoder.unused_data
+            if fine_from is not None and position - _FEED_BYTES < fine_from < position + len(data):
+                yield from (data[i : i + 1] for i in range(len(data)))
+            else:
+                yield data
+            position += len(data)
+
+
+def _decoder_output(feeds: Iterable[bytes], compression: str) -> Iterator[bytes]:
+    decoder = None
+    for data in feeds:
+        while data:
+            if decoder is None or decoder.eof:
+                # gzip allows zeros between and after members.
+                data = data.lstrip(b"\0") if compression == "gzip" and decoder else data
+                if not data:
+                    break
+                decoder = _new_decoder(compression)
+            yield decoder.decompress(data)
+            data = decoder.unused_data
     if decoder and not decoder.eof:
         raise EOFError(f"the {compression} stream ends before its end mark")
 
@@ -193,7 +258,10 @@ def _json_text(line: bytes, text_field: str) -> str | Dropped:
 
 def _parquet_texts(stream: BinaryIO, text_field: str, max_bytes: int) -> Iterator[str | Dropped]:
     with _seekable(stream) as seekable, pq.ParquetFile(seekable, buffer_size=_BLOCK_BYTES, pre_buffer=False) as file:
-        if text_field not in file.schema_arrow.names:
+        columns = file.schema_arrow.names.count(text_field)
+        if columns > 1:
+            raise pa.ArrowInvalid(f"{columns} columns are named {text_field!r}")
+        if not columns:
             yield from (Dropped("no_text_field") for _ in range(file.metadata.num_rows))
             return
         for batch in file.iter_batches(_PARQUET_ROWS, columns=[text_field]):
