@@ -189,8 +189,8 @@ def _report(spec: NodeSpec, agent_exit_code: int, reason: Reason | None) -> Node
         return NodeReport(EXIT_STOPPED, reason, failures)
     directory = Path(spec.directory)
     error, _ = _recorded_error(directory / "agent_error.json")
-    agent_error = "" if failures else error or _tail(directory / "agent.log")
-    return NodeReport(agent_exit_code, "failed", failures, agent_error)
+    log = without_events((directory / "agent.log").read_text(errors="replace"))
+    return NodeReport(agent_exit_code, "failed", failures, "" if failures else error or _tail_of(log))
 
 
 def _failures(spec: NodeSpec) -> Iterator[RankFailure]:
@@ -244,11 +244,20 @@ def _recorded_error(path: Path) -> tuple[str, float]:
     return text, path.stat().st_mtime
 
 
+def without_events(text: str) -> str:
+    """torchrun's output without the events that it prints as JSON, which speak to programs alone."""
+    return "\n".join(line for line in text.splitlines() if '{"name": "torchelastic.' not in line).strip()
+
+
 def _tail(log: Path) -> str:
-    """The first traceback in the file's last part and all after it; without one, its last 20 lines."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-        text = file.read().decode(errors="replace").strip()
+        return _tail_of(file.read().decode(errors="replace"))
+
+
+def _tail_of(text: str) -> str:
+    """The first traceback in the text's last part and all after it; without one, its last 20 lines."""
+    text = text[-TAIL_BYTES:].strip()
     _, found, rest = text.partition("Traceback (most recent call last):")
     return found + rest if found else "\n".join(text.splitlines()[-20:])
 

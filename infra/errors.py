@@ -1,4 +1,4 @@
-"""What can go wrong with machines.
+"""What can go wrong with machines; and S3's errors, told as those of files.
 
 InfraError
 ├── ClusterBusy        the cluster is held by another owner that lives
@@ -8,6 +8,8 @@ InfraError
     └── Stalled        no sign of life within the time allowed
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -55,3 +57,46 @@ class WorkersKilled(TransientError):
 
 class Stalled(TransientError):
     """The ranks gave no sign of life within the time allowed."""
+
+
+@contextmanager
+def s3_errors(uri: str, name: str = "") -> Iterator[None]:
+    """Turns boto3's errors about an object, or all of a storage, into OSError's subclasses and ValueError, in one line
+    that names the URI."""
+    from boto3.exceptions import Boto3Error, RetriesExceededError  # nodes import this module and have no boto3
+    from botocore import exceptions as aws
+
+    no_credentials = (aws.NoCredentialsError, aws.PartialCredentialsError, aws.CredentialRetrievalError)
+    no_login = (aws.ProfileNotFound, aws.NoAuthTokenError, aws.TokenRetrievalError, aws.SSOError, aws.LoginError)
+    uri = f"{uri}/{name}" if name else uri
+    try:
+        yield
+    except ValueError as invalid:  # an endpoint that is no URL
+        raise ValueError(f"{uri}: {invalid}") from None
+    except (aws.BotoCoreError, aws.ClientError, Boto3Error) as caught:
+        # boto3 wraps what the service said to an upload.
+        error = caught.__context__ if isinstance(caught.__context__, aws.ClientError) else caught
+        message = " ".join(str(error).split())
+        if isinstance(error, aws.ClientError):
+            said, status = error.response["Error"], error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+            raise s3_refusal(uri, said["Code"], said.get("Message", ""), status) from None
+        if isinstance(error, (*no_credentials, *no_login)):
+            raise PermissionError(f"access to {uri} is denied: {message}") from None
+        if isinstance(error, (aws.HTTPClientError, aws.ConnectionError, aws.IncompleteReadError, RetriesExceededError)):
+            raise ConnectionError(f"{uri} cannot be reached: {message}") from None
+        if isinstance(error, aws.ParamValidationError):
+            raise ValueError(f"{uri} cannot be: {message.partition('failed: ')[2]}") from None
+        raise OSError(f"{uri}: {message}") from None
+
+
+def s3_refusal(uri: str, code: str, message: str, status: int = 0) -> OSError | ValueError:
+    """The exception for an error that the service answered, perhaps with an HTTP status."""
+    if code == "NoSuchBucket":
+        return FileNotFoundError(f"{uri} does not exist: there is no such bucket")
+    if code == "NoSuchKey" or status == 404:
+        return FileNotFoundError(f"{uri} does not exist")
+    if code in ("AccessDenied", "ExpiredToken", "InvalidToken") or status in (401, 403):
+        return PermissionError(f"access to {uri} is denied: {code}: {message}")
+    if code == "InvalidBucketName":
+        return ValueError(f"{uri} cannot be: {code}: {message}")
+    return OSError(f"{uri}: {code}: {message}")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from infra.bootstrap import without_events
 from infra.cluster import Cluster, Job, JobHandle, JobStatus, Provider
 from infra.errors import InfraError, Stalled, TransientError, WorkerFailed, WorkersKilled
 
@@ -15,6 +16,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.25
 # Once a node has failed, the others may still say why: the first failure can be theirs. A lost node is reason enough.
 PEER_SECONDS = 5.0
+MESSAGE_CHARACTERS = 2000  # of an agent's output
 TRANSIENT_AGENT_ERRORS = ("Rendezvous", "DistNetworkError", "DistStoreError")
 
 LastSign = Callable[[], float | None]
@@ -132,19 +134,35 @@ def _failure(ended: JobStatus, stopped: JobStatus) -> InfraError:
     expired = [node_id for node_id, report in reports if report.reason == "lease expired"]
     if expired:
         return WorkersKilled(f"{', '.join(expired)} ended itself: its lease was not renewed in time")
+    # A signal to torchrun comes from outside; it kills the node's ranks, and their peers fail because of that.
+    for node_id, report in reports:
+        if report.reason == "failed" and report.exit_code < 0:
+            return WorkersKilled(f"torchrun on {node_id} was ended by {_signal(report.exit_code)}")
     failures = [(failure, node_id) for node_id, report in reports for failure in report.failures]
     if failures:
         first, node_id = min(failures, key=lambda pair: pair[0].time)
         log = Path(first.log)
         if first.traceback or first.exit_code > 0:
             return WorkerFailed(first.rank, node_id, first.exit_code, first.traceback, log)
-        number = -first.exit_code
-        name = next((known.name for known in signal.Signals if known == number), f"signal {number}")
-        hint = ", as the kernel does when memory runs out" if name == "SIGKILL" else ""
-        return WorkersKilled(f"rank {first.rank} on {node_id} was ended by {name}{hint} (log: {log})")
+        return WorkersKilled(f"rank {first.rank} on {node_id} was ended by {_signal(first.exit_code)} (log: {log})")
     for node_id, report in reports:
         if report.reason == "failed":
-            message = f"torchrun on {node_id} failed (exit code {report.exit_code}): {report.agent_error}"
+            message = f"torchrun on {node_id} failed (exit code {report.exit_code}): {_readable(report.agent_error)}"
             transient = any(name in report.agent_error for name in TRANSIENT_AGENT_ERRORS)
             return TransientError(message) if transient else InfraError(message)
     return InfraError("the job was stopped from outside")
+
+
+def _signal(exit_code: int) -> str:
+    """The signal's name, and what it says where it says something."""
+    name = next((known.name for known in signal.Signals if known == -exit_code), f"signal {-exit_code}")
+    return f"{name}, as the kernel does when memory runs out" if name == "SIGKILL" else name
+
+
+def _readable(agent_error: str) -> str:
+    """The whole lines at the end of what torchrun said, as many as fit in a message."""
+    text = without_events(agent_error) or "no output"
+    if len(text) <= MESSAGE_CHARACTERS:
+        return text
+    cut = text[-MESSAGE_CHARACTERS:]
+    return "...\n" + (cut.partition("\n")[2] or cut)

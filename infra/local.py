@@ -62,7 +62,13 @@ class LocalProvider:
     def __init__(self, state_dir: Path) -> None:
         self._state_dir = state_dir.absolute()
         self._clusters = self._state_dir / "clusters"
-        self._clusters.mkdir(parents=True, exist_ok=True)
+        try:
+            self._clusters.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"JUMBO_STATE_DIR ({self._state_dir}) cannot be used: {error.strerror}") from error
+        for path in (self._state_dir, self._clusters):
+            if not os.access(path, os.W_OK | os.X_OK, effective_ids=True):
+                raise ValueError(f"JUMBO_STATE_DIR ({self._state_dir}) cannot be used: {path} is not writable")
         # Those that this process started, by rendezvous and node: their exit waits for their parent to collect it.
         self._supervisors: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra import launcher
-from infra.bootstrap import NodeReport, RankFailure
+from infra.bootstrap import NodeReport, NodeSpec, RankFailure, _report
 from infra.cluster import Cluster, ClusterRequest, Job, JobHandle, JobStatus, Node, NodeStatus, Owner
 from infra.errors import InfraError, Stalled, TransientError, WorkerFailed, WorkersKilled
 from infra.launcher import run_job, run_with_restarts
@@ -17,6 +17,8 @@ from infra.local import LocalProvider
 NODES = (Node("node-0", 0, "10.0.0.1"), Node("node-1", 1, "10.0.0.2"))
 SUCCEEDED = NodeReport(0, "succeeded")
 STOPPED = NodeReport(143, "stopped")
+# As torchrun prints it, shortened.
+EVENT = '{"name": "torchelastic.worker.status.SUCCEEDED", "source": "AGENT", "timestamp": 0, "metadata": {"rank": 0}}'
 
 
 def failed(*failures: RankFailure, agent_error: str = "") -> NodeReport:
@@ -150,6 +152,38 @@ def test_errors_of_the_agent_are_retried_only_where_they_are_about_the_rendezvou
     with pytest.raises(InfraError, match="No module named torch") as caught:
         ScriptedProvider((failed(agent_error="No module named torch"), "running")).run()
     assert not isinstance(caught.value, TransientError)
+
+
+def test_a_killed_torchrun_is_the_reason_for_what_its_peers_say() -> None:
+    killed = NodeReport(-9, "failed", agent_error=f"{EVENT}\n{EVENT}")
+    peer = failed(raised(1, "RuntimeError: connection closed", 1.0))
+    provider = ScriptedProvider((peer, killed), (SUCCEEDED, SUCCEEDED))
+    provider.run(max_restarts=1)
+    assert provider.launched == [0, 1]
+    with pytest.raises(WorkersKilled) as caught:
+        ScriptedProvider((killed, peer)).run()
+    assert str(caught.value) == "torchrun on node-0 was ended by SIGKILL, as the kernel does when memory runs out"
+
+
+def test_the_message_about_the_agent_is_readable_and_bounded() -> None:
+    lines = [f"{EVENT}\nline {index}: something that torchrun said" for index in range(500)]
+    with pytest.raises(InfraError) as caught:
+        ScriptedProvider((failed(agent_error="\n".join(lines)), "running")).run()
+    message = str(caught.value)
+    assert message.startswith("torchrun on node-0 failed (exit code 1): ...\nline ")
+    assert message.endswith("line 499: something that torchrun said")
+    assert 1500 < len(message) < 2100
+    assert "torchelastic" not in message
+    # What is told apart by its name is, wherever the name stands.
+    with pytest.raises(TransientError):
+        ScriptedProvider((failed(agent_error="\n".join(["DistStoreError", *lines])), "running")).run()
+
+
+def test_a_report_holds_what_torchrun_said_and_not_its_events(tmp_path: Path) -> None:
+    said = "W0101 torch/distributed/run.py: no GPU"
+    (tmp_path / "agent.log").write_text("\n".join([said, *[EVENT] * 100]))
+    spec = NodeSpec(0, 1, 1, 1, "r", "h:1", "h", "m", (), str(tmp_path), "lease")
+    assert _report(spec, 1, None) == NodeReport(1, "failed", (), said)
 
 
 def test_a_job_stopped_from_outside_is_not_retried() -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -181,6 +182,21 @@ def test_a_killed_supervisor_takes_its_ranks_along(provider: LocalProvider, tmp_
     assert of_cluster(provider) == set()
 
 
+def test_a_killed_torchrun_is_told_in_one_line(provider: LocalProvider, tmp_path: Path) -> None:
+    cluster = provider.provision(request(nodes=2))
+
+    def tick() -> None:
+        if all((tmp_path / f"rank-{rank}.json").exists() for rank in (0, 1)):
+            status = Path(f"/proc/{facts(tmp_path, 1)['pid']}/status").read_text()
+            os.kill(int(status.partition("PPid:")[2].split()[0]), signal.SIGKILL)
+            tmp_path.joinpath("rank-0.json").unlink()
+
+    with pytest.raises(WorkersKilled) as caught:
+        run(provider, cluster, job("sleep", tmp_path), tick)
+    assert str(caught.value) == "torchrun on node-1 was ended by SIGKILL, as the kernel does when memory runs out"
+    assert of_cluster(provider) == set()
+
+
 def test_an_interrupt_ends_the_ranks_first(provider: LocalProvider, tmp_path: Path) -> None:
     cluster = provider.provision(request())
 
@@ -297,6 +313,40 @@ def test_open_provider_and_its_state(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("JUMBO_STATE_DIR", str(tmp_path / "other"))
     assert default_state_dir() == tmp_path / "other"
     assert isinstance(open_provider(ClusterConfig()), LocalProvider)
+
+
+def test_a_state_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=rf"^JUMBO_STATE_DIR \({tmp_path}/file\) cannot be used: Not a directory$"):
+        LocalProvider(tmp_path / "file")
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "clusters").touch()
+    with pytest.raises(ValueError, match=rf"^JUMBO_STATE_DIR \({tmp_path}/state\) cannot be used: File exists$"):
+        LocalProvider(tmp_path / "state")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user")
+def test_a_state_directory_of_another_user_is_named() -> None:
+    code = """
+import os, sys
+from pathlib import Path
+from infra.local import LocalProvider
+LocalProvider(Path(sys.argv[1], "state"))
+os.seteuid(65534)
+for name in ("state", "other"):
+    try:
+        LocalProvider(Path(sys.argv[1], name))
+    except ValueError as error:
+        print(error)
+"""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)  # pytest's own are closed to others
+        command = [sys.executable, "-c", code, directory]
+        said = subprocess.run(command, env=os.environ | {"PYTHONPATH": PYTHONPATH}, capture_output=True, check=True)
+    assert said.stdout.decode().splitlines() == [
+        f"JUMBO_STATE_DIR ({directory}/state) cannot be used: {directory}/state is not writable",
+        f"JUMBO_STATE_DIR ({directory}/other) cannot be used: Permission denied",
+    ]
 
 
 def test_the_supervisor_imports_the_standard_library_alone() -> None:

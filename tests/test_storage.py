@@ -1,11 +1,19 @@
 """Local and S3 storage behave alike; the S3 server is a real one, with signatures and checksums."""
 
-from collections.abc import Iterator
+import io
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from infra.storage import Storage, find, open_storage
+import infra.storage
+from infra.storage import S3Storage, Storage, find, open_storage
 
 ODD_NAMES = ["a b.txt", "a+b/épo=3/✓ 1", "%2F?&#.bin", "deep/er/and/deeper", "[x]*.txt"]
 
@@ -85,6 +93,10 @@ def test_listing_many_objects_follows_the_pages(storage: Storage) -> None:
         ("sub/**", ["sub/c.txt", "sub/deep/d.txt", "sub/e.jsonl"]),
         ("*/*.jsonl", ["sub/e.jsonl"]),
         ("none*", []),
+        ("s?b/deep/*", ["sub/deep/d.txt"]),
+        ("**/deep/**/*.txt", ["sub/deep/d.txt"]),
+        ("**/**/d.*", ["sub/deep/d.txt"]),
+        ("[ab].txt", []),
     ],
 )
 def test_globs(base_uri: str, pattern: str, expected: list[str]) -> None:
@@ -136,3 +148,253 @@ def test_a_failed_upload_leaves_what_was_there(tmp_path: Path) -> None:
         storage.upload(tmp_path / "absent", "x")
     assert storage.read("x") == b"old"
     assert [path.name for path in (tmp_path / "storage").iterdir()] == ["x"]
+
+
+def names(uri: str) -> list[str]:
+    return [entry.name for entry in find(uri)[1]]
+
+
+@pytest.mark.parametrize("call", ["list", "glob", "open", "read", "write", "upload", "download", "delete", "local"])
+@pytest.mark.parametrize(
+    ("trouble", "error", "message"),
+    [
+        ("bucket", FileNotFoundError, r"s3://absent-\w+/p(/x)? does not exist"),
+        ("secret", PermissionError, r"access to s3://test-\w+/p(/x)? is denied: (SignatureDoesNotMatch|403): "),
+        ("key", PermissionError, r"access to s3://test-\w+/p(/x)? is denied: (InvalidAccessKeyId|403): "),
+        ("credentials", PermissionError, r"access to s3://test-\w+/p(/x)? is denied: Unable to locate credentials"),
+        ("server", ConnectionError, r"s3://test-\w+/p(/x)? cannot be reached: .*http://127\.0\.0\.1"),
+        ("name", ValueError, r's3://Bad_\(bucket/p(/x)? cannot be: Invalid bucket name "Bad_\(bucket"'),
+        ("endpoint", ValueError, r"s3://test-\w+/p(/x)?: Invalid endpoint: nowhere"),
+        (
+            "profile",
+            PermissionError,
+            r"access to s3://test-\w+/p(/x)? is denied: The config profile \(none\) could not",
+        ),
+    ],
+)
+def test_errors_of_s3_are_those_of_files(
+    s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, trouble: str, error: type, message: str
+) -> None:
+    if trouble == "secret":
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "another")
+    elif trouble == "key":
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "another")
+    elif trouble == "credentials":
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    elif trouble == "server":
+        monkeypatch.setattr(infra.storage, "S3_ATTEMPTS", 1)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    elif trouble == "endpoint":
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "nowhere")
+    elif trouble == "profile":
+        monkeypatch.setenv("AWS_PROFILE", "none")
+    elif trouble == "bucket" and call in ("write", "upload"):
+        pytest.skip("SeaweedFS then makes the bucket")
+    bucket = {"bucket": f"s3://absent-{uuid.uuid4().hex}", "name": "s3://Bad_(bucket"}.get(trouble, s3_bucket)
+    storage = open_storage(f"{bucket}/p")
+    (tmp_path / "file").write_bytes(b"1")
+    arguments = {"write": ("x", b"1"), "upload": (tmp_path / "file", "x"), "download": ("x", tmp_path / "y")}
+    with pytest.raises(error, match=message) as caught:
+        getattr(storage, call)(*arguments.get(call, ("x",)))
+    assert len(str(caught.value).splitlines()) == 1
+    assert caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error", "message"),
+    [
+        ("NoSuchBucket", 404, FileNotFoundError, "s3://b/x does not exist: there is no such bucket"),
+        ("AccessDenied", 403, PermissionError, "access to s3://b/x is denied: AccessDenied: why"),
+        ("ExpiredToken", 400, PermissionError, "access to s3://b/x is denied: ExpiredToken: why"),
+        ("InvalidBucketName", 400, ValueError, "s3://b/x cannot be: InvalidBucketName: why"),
+        ("SlowDown", 503, OSError, "s3://b/x: SlowDown: why"),
+    ],
+)
+def test_what_s3_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, status: int, error: type[Exception], message: str
+) -> None:
+    from botocore.exceptions import ClientError
+
+    def answer(*_: object, **__: object) -> None:
+        said = {"Error": {"Code": code, "Message": "why"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+        raise ClientError(said, "PutObject")
+
+    storage = open_storage("s3://b")
+    assert isinstance(storage, S3Storage)
+    monkeypatch.setattr(storage._client, "_make_api_call", answer)
+    (tmp_path / "file").touch()
+    calls: list[Callable[[], object]] = [
+        lambda: storage.write("x", b""),
+        lambda: storage.upload(tmp_path / "file", "x"),
+    ]
+    for call in calls:  # boto3 itself wraps the error of an upload
+        with pytest.raises(error) as caught:
+            call()
+        assert (type(caught.value), str(caught.value)) == (error, message)
+
+
+def test_other_refusals_of_s3_give_code_and_message(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = open_storage(s3_bucket)
+    assert isinstance(storage, S3Storage)
+    storage.write("x", b"1")
+    refusal = {"Key": "x", "Code": "InternalError", "Message": "try later"}
+    monkeypatch.setattr(storage._client, "delete_objects", lambda **_: {"Errors": [refusal]})
+    with pytest.raises(OSError, match=rf"^{s3_bucket}/x: InternalError: try later$"):
+        storage.delete("x")
+    refusal["Code"] = "AccessDenied"
+    with pytest.raises(PermissionError, match=rf"^access to {s3_bucket}/x is denied: AccessDenied: try later$"):
+        storage.delete("x")
+
+
+def test_an_object_that_ends_before_its_time_is_an_error(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from botocore.response import StreamingBody
+
+    storage = open_storage(s3_bucket)
+    assert isinstance(storage, S3Storage)
+    monkeypatch.setattr(
+        storage._client, "get_object", lambda **_: {"Body": StreamingBody(io.BytesIO(b"half"), content_length=8)}
+    )
+    reads: list[Callable[[], object]] = [lambda: storage.read("x"), lambda: list(storage.open("x"))]
+    for read in reads:
+        with pytest.raises(
+            ConnectionError, match=rf"{s3_bucket}/x cannot be reached: 4 read, but total bytes expected"
+        ):
+            read()
+
+
+def test_an_open_object_is_a_stream_of_lines(storage: Storage) -> None:
+    storage.write("x", b"first\nsecond\n" * 200_000)
+    with storage.open("x") as lines:
+        assert next(iter(lines)) == b"first\n"
+        assert lines.read(8) == b"second\nf"
+        assert sum(1 for _ in lines) == 399_998
+    assert lines.closed
+
+
+def test_a_storage_is_made_without_asking_anyone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    assert open_storage("s3://bucket/a/b/").uri == "s3://bucket/a/b"
+
+
+def test_a_directory_that_cannot_be_read_is_an_error(request: pytest.FixtureRequest) -> None:
+    """As another user, since root reads everything."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    tmp_path = Path(tempfile.mkdtemp())  # pytest's own is closed to others
+    request.addfinalizer(lambda: shutil.rmtree(tmp_path))
+    tmp_path.chmod(0o755)
+    (tmp_path / "open" / "closed").mkdir(parents=True)
+    (tmp_path / "open" / "x.txt").touch()
+    (tmp_path / "open" / "closed" / "y.txt").touch()
+    (tmp_path / "open" / "closed").chmod(0o700)
+    code = """
+import os, sys
+from infra.storage import find
+os.seteuid(65534)
+for pattern in ("", "/**", "/*/*.txt", "/*.txt", "/closed"):
+    try:
+        print([entry.name for entry in find(sys.argv[1] + pattern)[1]])
+    except PermissionError as error:
+        print(error)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "open")]
+    root = Path(__file__).parent.parent
+    said = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
+    refused = f"[Errno 13] Permission denied: '{tmp_path}/open/closed'"
+    assert said == [refused, refused, refused, "['x.txt']", refused]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "read"), [("*.txt", [""]), ("a/*/x", ["a"]), ("*/c/x", [""]), ("a/*/*", ["a", "a/b"])]
+)
+def test_no_directory_is_read_that_cannot_hold_a_match(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pattern: str, read: list[str]
+) -> None:
+    storage = open_storage(str(tmp_path))
+    storage.write("a/b/c/d", b"")
+    storage.write("a/b/x", b"")
+    storage.write("other/c/x", b"")
+    listdir, seen = os.listdir, []
+
+    def watched(path: Path) -> list[str]:
+        seen.append(str(path).removeprefix(str(tmp_path)).lstrip("/"))
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", watched)
+    storage.glob(pattern)
+    assert seen == read
+
+
+def test_links_are_what_they_lead_to_and_loops_end(tmp_path: Path) -> None:
+    inside, outside = tmp_path / "inside", tmp_path / "outside"
+    storage = open_storage(str(inside))
+    storage.write("a/x.txt", b"1")
+    storage.write("b/y.txt", b"1")
+    open_storage(str(outside)).write("z.txt", b"1")
+    for name, target in {
+        "a/file.txt": "x.txt",
+        "a/broken.txt": "absent",
+        "a/itself.txt": "itself.txt",
+        "a/up": "..",
+        "a/here": ".",
+        "a/top": str(tmp_path),
+        "a/to_b": "../b",
+        "b/to_a": "../a",
+        "far": str(outside),
+    }.items():
+        (inside / name).symlink_to(target)
+    (outside / "back").symlink_to(inside)
+    os.mkfifo(inside / "fifo.txt")
+    everything = ["a/file.txt", "a/to_b/y.txt", "a/x.txt", "b/to_a/file.txt", "b/to_a/x.txt", "b/y.txt", "far/z.txt"]
+    assert names(f"{inside}/") == everything
+    assert names(f"{inside}/**") == everything
+    assert names(f"{inside}/**/*.txt") == everything
+    assert names(f"{inside}/*/*.txt") == ["a/file.txt", "a/x.txt", "b/y.txt", "far/z.txt"]
+    storage.delete("far")
+    assert (outside / "z.txt").exists()
+    assert not (inside / "far").exists()
+
+
+def test_paths_as_their_users_write_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("x.jsonl", "work/y.jsonl", "dir[1]/z.jsonl", "dir1/no.jsonl", "work/~w.jsonl"):
+        open_storage(str(tmp_path)).write(name, b"1")
+    monkeypatch.chdir(tmp_path / "work")
+    assert names("file:y.jsonl") == names("file:*y.jsonl") == names("*y.jsonl") == ["y.jsonl"]
+    assert names("./~w.jsonl") == ["~w.jsonl"]
+    assert names("file:./~w.jsonl") == ["~w.jsonl"]
+    for here in (".", "file:.", str(tmp_path / "work"), f"//{tmp_path}/work/", f"file://{tmp_path}/work"):
+        assert [name.rpartition("/")[2] for name in names(here)] == ["y.jsonl", "~w.jsonl"]
+    assert names("../x.jsonl") == names("../*.jsonl") == names(f"{tmp_path}/work/../*.jsonl") == ["x.jsonl"]
+    for above in ("..", "file:..", f"{tmp_path}/work/.."):
+        assert names(above) == ["dir1/no.jsonl", "dir[1]/z.jsonl", "work/y.jsonl", "work/~w.jsonl", "x.jsonl"]
+    assert open_storage("../work/../x").uri == f"{tmp_path}/x"
+    assert names(f"{tmp_path}/dir[1]/*.jsonl") == names(f"{tmp_path}/dir[1]/z.jsonl")[-1:] == ["z.jsonl"]
+    assert names(f"{tmp_path}/di*[1]/*.jsonl") == ["dir[1]/z.jsonl"]
+    with pytest.raises(ValueError, match="must stay below"):
+        find(f"{tmp_path}/*/../x.jsonl")
+
+
+@pytest.mark.parametrize("uri", ["~nouser-here/x", "file:~nouser-here/x"])
+def test_a_user_that_does_not_exist(uri: str) -> None:
+    for opened in (open_storage, find):
+        with pytest.raises(ValueError, match=rf"^'{uri}': there is no home directory for '~nouser-here'"):
+            opened(uri)
+
+
+def test_one_directory_has_one_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("runs")
+    monkeypatch.chdir(tmp_path)
+    spellings = [
+        "runs/x",
+        "runs/x/",
+        "./runs//x",
+        "link/x",
+        "link/../runs/x",
+        "file:runs/x/",
+        f"file://{tmp_path}/runs/x",
+    ]
+    assert {open_storage(uri).uri for uri in spellings} == {f"{tmp_path}/runs/x"}
