@@ -43,9 +43,9 @@ def prepared(corpus: str, tmp_path_factory: pytest.TempPathFactory, prefect_serv
 
 
 def content(run: Path) -> dict[str, Any]:
-    """Every file of a run directory; of manifests, what does not tell the time or place."""
+    """Every file of the stages; of manifests, what does not tell the time or place."""
     files: dict[str, Any] = {}
-    for path in sorted(p for p in run.rglob("*") if p.is_file()):
+    for path in sorted(p for p in run.rglob("*/*") if p.is_file()):
         name = path.relative_to(run).as_posix()
         if path.name == "manifest.json":
             manifest = json.loads(path.read_text())
@@ -72,14 +72,14 @@ def check_killed_preparation(corpus: str, prepared: Path, run: Path, number: int
     assert {path: path.stat().st_mtime_ns for path in finished} == finished, "a finished stage was done again"
 
 
-# One change in each stage: the third is an upload of documents, the seventh the tokenizer's manifest going, and so on.
-@pytest.mark.parametrize("number", [3, 6, 10, 16])
+# In each stage: an upload of documents, that of the tokenizer, the manifest that would end the stage, one of tokens.
+@pytest.mark.parametrize("number", [5, 10, 11, 18])
 def test_a_kill_during_preparation(corpus: str, prepared: Path, tmp_path: Path, number: int) -> None:
     check_killed_preparation(corpus, prepared, tmp_path / "run", number)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(1, 22))
+@pytest.mark.parametrize("number", range(1, 24))
 def test_a_kill_at_every_change_of_preparation(corpus: str, prepared: Path, tmp_path: Path, number: int) -> None:
     check_killed_preparation(corpus, prepared, tmp_path / "run", number)
 

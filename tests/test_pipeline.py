@@ -69,8 +69,9 @@ def read(config: PipelineConfig, name: str) -> Any:
 
 
 def modified(config: PipelineConfig) -> dict[Path, int]:
-    """When each file of a run was last written; all but the configuration of the newest flow run."""
-    files = [path for path in Path(config.run_uri).rglob("*") if path.is_file() and path.name != "config.yaml"]
+    """When each file of a run was last written; all but what every flow run writes."""
+    written = ("config.yaml", ".lock")
+    files = [path for path in Path(config.run_uri).rglob("*") if path.is_file() and path.name not in written]
     return {path: path.stat().st_mtime_ns for path in files}
 
 
