@@ -99,12 +99,19 @@ def run_on_cluster(
     config, storage = job.config.cluster, open_storage(job.config.run_uri)
     heartbeat = HeartbeatReader(storage)
     started = time.monotonic()
+    earlier = heartbeat.last().get("time")
+
+    def on_tick() -> None:
+        sign = heartbeat.last()
+        if sign.get("time") != earlier:  # not what an earlier job left
+            progress(sign)
+
     run_with_restarts(
         open_provider(config),
         cluster,
         Job(job.kind, 0, "tasks.worker", (job.model_dump_json(),)),
         last_sign=lambda: heartbeat.last().get("time"),
-        on_tick=lambda: progress(heartbeat.last()),
+        on_tick=on_tick,
         start_timeout_seconds=config.start_timeout_seconds,
         stall_timeout_seconds=config.stall_timeout_seconds,
         max_restarts=config.max_restarts,
