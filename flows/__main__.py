@@ -130,7 +130,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         command, options = _parse(arguments or ["--help"])
         run = _prepare_command(command, options)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         _fail(str(error).replace("\n", "\\n"), 2)  # one line, whatever a file is called
     run()
 

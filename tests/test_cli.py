@@ -134,6 +134,18 @@ def test_a_run_directory_that_cannot_be_written_is_refused(
     assert "cannot be written" in said
 
 
+def test_s3_without_credentials_is_refused(
+    corpus: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    for arguments in (["pretrain", "--run-uri", "s3://bucket/run"], ["prepare", "--data.sources", "s3://bucket/x.txt"]):
+        assert "s3://bucket" in (said := refusal(arguments, capsys))
+        assert "credentials" in said
+
+
 def test_scoring_a_run_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "holds no finished documents/" in refusal(["score", "--run-uri", str(tmp_path)], capsys)
 
