@@ -21,7 +21,6 @@ class ClusterRequest:
     Attributes:
         name: by which the cluster is found again, from any process; one path component.
         lease_seconds: a cluster whose owner has not renewed its lease for this long ends itself.
-        tags: what else the machines are labelled with where the provider has labels.
     """
 
     name: str
@@ -29,7 +28,6 @@ class ClusterRequest:
     ranks_per_node: int
     threads_per_rank: int
     lease_seconds: float
-    tags: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_name("cluster name", self.name)

@@ -1,6 +1,7 @@
 """Finds wrong input before anything runs: a ValueError that names the field, the value and the rule."""
 
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -66,8 +67,9 @@ def check_scoring(config: PipelineConfig, step: int | None) -> None:
 
 def complete_steps(run_uri: str) -> list[int]:
     """The steps of the run's complete checkpoints, in order."""
-    names = [entry.name.split("/") for entry in open_storage(run_uri).list("checkpoints")]
-    return sorted(int(n[1].removeprefix("step-")) for n in names if n[-1] == "complete.json" and len(n) == 3)
+    marker = re.compile(r"checkpoints/step-(\d{8,})/complete\.json")
+    names = [entry.name for entry in open_storage(run_uri).list("checkpoints")]
+    return sorted(int(match[1]) for name in names if (match := marker.fullmatch(name)))
 
 
 def _check_checkpoints(config: PipelineConfig) -> None:

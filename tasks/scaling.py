@@ -30,6 +30,7 @@ def validate_scaling(config: PipelineConfig, cluster: Cluster | None, tokens: Ma
     stage = scaling_stage(config, tokens)
     if done := stage.finished():
         return stage.cached(done)
+    stage.storage.delete("scaling/checkpoints")  # of a measurement that was killed
     job = WorkerJob(kind="validate-scaling", config=config, result=RESULT)
     result, usd = run_on_cluster(cluster, job, lambda sign: stage.progress("measuring the cluster"))
     report: dict[str, Any] = json.loads(result)

@@ -61,7 +61,7 @@ class Stage:
         self._logged = self._started
 
     def finished(self) -> Manifest | None:
-        """The manifest of this very work, if it was finished and its files are still there, whole in size."""
+        """The manifest of this very work, if it was finished and its files are what they were."""
         try:
             manifest = Manifest.model_validate_json(self.storage.read(inside(self.directory, MANIFEST)))
         except (FileNotFoundError, ValidationError):  # never finished, or by another version: do it again
