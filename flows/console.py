@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-_MARKS = {"done": ("✓", "green"), "cached": ("•", "cyan"), "failed": ("✗", "red")}
+_MARKS = {"done": ("✓", "green"), "cached": ("•", "cyan"), "failed": ("✗", "red"), "resumed": ("↻", "cyan")}
 _QUIET_SECONDS = 15  # between lines about work under way where the line can't be redrawn
 
 

@@ -1,6 +1,6 @@
-"""What is learned and how: the configuration sections that the model package owns."""
+"""What is learned and how: the configuration sections of the model, its training and its evaluation."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -11,98 +11,6 @@ class Section(BaseModel):
     """A frozen part of the configuration; unknown fields are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class SourceConfig(Section):
-    """One place that text comes from."""
-
-    uri: str = Field(
-        min_length=1,
-        title="URI or glob",
-        description="Path, file: or s3:// URI, or package:NAME/PATH for files in an installed package; * and ** match. "
-        "Read as .jsonl, .txt or .parquet, plain, .gz or .zst.",
-    )
-    name: str = Field("", description="Name in the reports; empty means the last folder of the URI.")
-    text_field: str = Field("text", min_length=1, description="Field or column that holds the text (.jsonl, .parquet).")
-    txt_document: Literal["file", "line"] = Field("file", description="What one document is in a .txt file.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _bare_uri(cls, value: Any) -> Any:
-        return {"uri": value} if isinstance(value, str) else value
-
-
-class FilterConfig(Section):
-    """Rules that a document must meet; what is dropped is counted by the rule that dropped it."""
-
-    min_chars: int = Field(200, ge=1, description="Shortest document, in characters after cleaning.")
-    max_chars: int = Field(5_000_000, ge=1, description="Longest document, in characters after cleaning.")
-    min_mean_word_chars: float = Field(3.0, ge=0, description="Lower bound of the mean word length (Gopher: 3).")
-    max_mean_word_chars: float = Field(10.0, gt=0, description="Upper bound of the mean word length (Gopher: 10).")
-    min_alphabetic_words: float = Field(
-        0.8, ge=0, le=1, description="Least share of words with an alphabetic character (Gopher: 0.8)."
-    )
-    max_symbols_per_word: float = Field(0.1, ge=0, description="Most '#' and '...' per word (Gopher: 0.1).")
-    max_duplicate_lines: float = Field(
-        0.3, ge=0, le=1, description="Most lines that repeat an earlier line, as a share of all lines (Gopher: 0.3)."
-    )
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.min_chars > self.max_chars:
-            raise ValueError(f"min_chars ({self.min_chars}) must not exceed max_chars ({self.max_chars})")
-        if self.min_mean_word_chars > self.max_mean_word_chars:
-            raise ValueError(
-                f"min_mean_word_chars ({self.min_mean_word_chars}) must not exceed "
-                f"max_mean_word_chars ({self.max_mean_word_chars})"
-            )
-        return self
-
-
-class DataConfig(Section):
-    """From raw text to documents."""
-
-    sources: tuple[SourceConfig, ...] = Field(
-        (), description="Where the text comes from, in this order: URIs, or objects with uri, name, text_field …"
-    )
-    filters: FilterConfig = Field(FilterConfig(), title="Filters", description="Rules that a document must meet.")
-    validation_fraction: Fraction = Field(0.02, description="Share of documents held out for validation in training.")
-    test_fraction: Fraction = Field(0.02, description="Share of documents held out for the final evaluation.")
-    max_document_bytes: int = Field(
-        64 << 20, ge=1 << 10, description="Longest raw record in bytes; a longer one is dropped and counted."
-    )
-    shard_bytes: int = Field(64 << 20, ge=1 << 16, description="Text bytes in one Parquet shard of documents.")
-
-    @model_validator(mode="after")
-    def _leaves_training_data(self) -> Self:
-        if self.validation_fraction + self.test_fraction >= 1:
-            raise ValueError(
-                f"validation_fraction ({self.validation_fraction}) + test_fraction ({self.test_fraction}) "
-                "must leave documents to train on"
-            )
-        return self
-
-
-class TokenizerConfig(Section):
-    """The vocabulary: SentencePiece unigram with multi-word pieces and byte fallback."""
-
-    vocab_size: int = Field(8192, ge=300, le=262_144, description="Pieces, control and byte pieces included.")
-    sample_bytes: int = Field(
-        256 << 20, ge=1 << 10, description="Most text bytes to train on, sampled evenly over all training documents."
-    )
-    max_piece_chars: int = Field(32, ge=4, le=128, description="Longest piece, in characters.")
-    max_phrase_words: int = Field(4, ge=1, le=8, description="Most words in one piece; 1 means words only.")
-    min_phrase_count: int = Field(10, ge=2, description="Least occurrences of a word group that may become a piece.")
-    round_trip_documents: int = Field(200, ge=1, description="Documents that must decode to exactly what was encoded.")
-    max_tokens_per_byte: float = Field(
-        0.5, gt=0, le=1, description="The gate: the run fails when held-out text needs more tokens a byte than this."
-    )
-
-
-class TokensConfig(Section):
-    """Token shards."""
-
-    shard_tokens: int = Field(1 << 26, ge=1 << 10, description="Tokens in one shard.")
 
 
 class ModelConfig(Section):

@@ -8,7 +8,8 @@ import logging
 import math
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,9 @@ from torch.distributed.tensor import DTensor
 
 from model.checkpoint import Checkpointer, CheckpointError
 from model.config import ModelConfig, TrainingConfig
-from model.data.batches import IGNORED, Ids, TokenDataset, rank_batches, sequence_ids
+from model.data.batches import IGNORED, Ids, TokenDataset, rank_batches
+from model.data.mixture import Mixture
+from model.data.prefetch import prefetch
 from model.gpt import derive_seed
 from model.loss import token_loss
 from model.metrics import MetricsLog
@@ -41,6 +44,8 @@ FREE_FIELDS = {
 }
 """What a run may change when it is resumed; every other training field shapes its steps, so it is in the identity."""
 
+PREFETCH_STEPS = 4  # whose batches are read at once, while the step before them is taken
+
 Batches = list[tuple[Tensor, Tensor]]
 """One rank's micro-batches: inputs (b, T) and targets (b, T); as many on every rank."""
 
@@ -51,7 +56,10 @@ class NonFiniteError(RuntimeError):
 
 @dataclass(frozen=True)
 class TrainData:
+    """What is trained on, in which order, and what is held out."""
+
     train: TokenDataset
+    order: Mixture
     validation: TokenDataset
 
 
@@ -199,16 +207,18 @@ class Trainer:
         """
         started = time.monotonic()
         first_step, line = self._resume()
-        for step in range(first_step, self.config.steps):
-            line = self._step(step)
-            if self._due(step + 1, self.config.validate_every_steps):
-                self._beat("validation", step + 1)
-                line["validation_loss"] = self.validate()
-            if self.rank == 0:
-                self.metrics.write(line)
-            self._beat("training", step + 1)
-            if self._due(step + 1, self.config.checkpoint_every_steps):
-                self.checkpointer.save(step + 1, self.learner.state(), self.identity)
+        steps = range(first_step, self.config.steps)
+        with closing(prefetch(self._training_batches, steps, PREFETCH_STEPS)) as batches:
+            for step in steps:
+                line = self._step(step, batches)
+                if self._due(step + 1, self.config.validate_every_steps):
+                    self._beat("validation", step + 1)
+                    line["validation_loss"] = self.validate()
+                if self.rank == 0:
+                    self.metrics.write(line)
+                self._beat("training", step + 1)
+                if self._due(step + 1, self.config.checkpoint_every_steps):
+                    self.checkpointer.save(step + 1, self.learner.state(), self.identity)
         self._beat("checkpoint", self.config.steps)
         self.checkpointer.wait()
         return TrainingOutcome(
@@ -223,7 +233,8 @@ class Trainer:
     def validate(self) -> float:
         """The loss per token of the first validation sequences, the same ones every time."""
         count = min(self.config.validation_sequences, len(self.data.validation))
-        return self.learner.mean_loss(self._batches(self.data.validation, np.arange(count)))
+        micro_batches = self._micro_batches(np.arange(count))
+        return self.learner.mean_loss(list(prefetch(self.data.validation.batch, micro_batches, PREFETCH_STEPS)))
 
     def _resume(self) -> tuple[int, dict[str, Any]]:
         """The step to go on with, and the last line of the metrics that stand."""
@@ -242,13 +253,13 @@ class Trainer:
         self._beat("training", step)
         return step, line or {}
 
-    def _step(self, step: int) -> dict[str, Any]:
-        """Take one step; its line in the metrics, where steps are counted from 1."""
+    def _step(self, step: int, batches: Iterator[Batches]) -> dict[str, Any]:
+        """Take one step on the next batches; its line in the metrics, where steps are counted from 1. Its seconds
+        include what it waits for the batches."""
         started = time.perf_counter()
         size = self.schedule.batch_size(step)
         learning_rate = self.schedule.learning_rate(step)
-        ids = sequence_ids(self.schedule.first_sample(step), size, len(self.data.train), self.seed)
-        result = self.learner.step(step, self._batches(self.data.train, ids), learning_rate)
+        result = self.learner.step(step, next(batches), learning_rate)
         seconds = time.perf_counter() - started
         return {
             "step": step + 1,
@@ -261,9 +272,12 @@ class Trainer:
             "step_seconds": seconds,
         }
 
-    def _batches(self, dataset: TokenDataset, ids: Ids) -> Batches:
-        micro_batches = rank_batches(ids, self.rank, self.world_size, self.config.micro_batch_size)
-        return [dataset.batch(micro_batch) for micro_batch in micro_batches]
+    def _training_batches(self, step: int) -> Batches:
+        ids = self.data.order.sequence_ids(self.schedule.first_sample(step), self.schedule.batch_size(step))
+        return [self.data.train.batch(micro_batch) for micro_batch in self._micro_batches(ids)]
+
+    def _micro_batches(self, ids: Ids) -> list[Ids]:
+        return rank_batches(ids, self.rank, self.world_size, self.config.micro_batch_size)
 
     def _due(self, step: int, every_steps: int) -> bool:
         return step % every_steps == 0 or step == self.config.steps

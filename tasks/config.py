@@ -1,19 +1,24 @@
 """PipelineConfig: the one configuration. It is the flow's parameter, the preset file, the environment and the command
 line at once."""
 
+from typing import Literal
+
 from pydantic import Field, field_validator
 
 from infra.config import ClusterConfig
-from model.config import (
-    DataConfig,
-    EvaluationConfig,
-    ModelConfig,
-    ScalingConfig,
-    Section,
-    TokenizerConfig,
-    TokensConfig,
-    TrainingConfig,
-)
+from model.config import EvaluationConfig, ModelConfig, ScalingConfig, Section, TrainingConfig
+from model.data.config import DataConfig, TokenizerConfig, TokensConfig
+
+
+class EngineConfig(Section):
+    """What prepares the data; never part of the result."""
+
+    kind: Literal["processes", "ray"] = Field(
+        "processes", description="A pool of processes on this machine, or Ray (extra 'ray') for more machines."
+    )
+    processes: int | None = Field(None, ge=1, le=1024, description="Processes; empty means one for every CPU.")
+    memory_gib: float = Field(4.0, gt=0.1, description="Memory for what is brought together: duplicates, counts.")
+    ray_address: str = Field("", description="Address of a Ray cluster; empty starts one on this machine.")
 
 
 class PipelineConfig(Section):
@@ -29,6 +34,7 @@ class PipelineConfig(Section):
         return uri.rstrip("/") or uri
 
     seed: int = Field(0, ge=0, lt=2**31, description="Seed of every random choice of the run.")
+    engine: EngineConfig = Field(EngineConfig(), title="Engine", description="What prepares the data.")
     data: DataConfig = Field(DataConfig(), title="Data", description="From raw text to documents.")
     tokenizer: TokenizerConfig = Field(TokenizerConfig(), title="Tokenizer", description="The vocabulary.")
     tokens: TokensConfig = Field(TokensConfig(), title="Token shards", description="Token shards.")

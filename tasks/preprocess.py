@@ -1,13 +1,20 @@
-"""Stage 1: raw text -> cleaned, filtered, deduplicated documents, split by content."""
+"""Stage 1: raw text -> cleaned, filtered, deduplicated, decontaminated documents, split by content."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
 
-from model.data.preparation import Funnel, prepare_documents
+from model.data.decontamination import Example
+from model.data.funnel import Funnel
+from model.data.pieces import remove_partial
+from model.data.preparation import prepare_documents
+from model.evaluation.multiple_choice import Row
+from tasks.choices import load_choices
 from tasks.config import PipelineConfig
-from tasks.manifest import Manifest
+from tasks.engine import open_engine, processes
+from tasks.manifest import Manifest, digest
 from tasks.sources import find_sources, source_versions
 from tasks.stage import artifact_key, stage_task
 from tasks.stages import preprocess_stage
@@ -17,24 +24,44 @@ from tasks.stages import preprocess_stage
 def preprocess(config: PipelineConfig) -> Manifest:
     """Documents as zstd Parquet shards under documents/{train,validation,test}, with the funnel in the manifest."""
     sources = find_sources(config.data, config.run_uri)
-    stage = preprocess_stage(config, source_versions(sources))
+    examples = list(_examples(load_choices(config.evaluation)))
+    stage = preprocess_stage(config, source_versions(sources), digest([vars(example) for example in examples]))
     if done := stage.finished():
         return stage.cached(done)
     files = [file for source in sources for file in source.files]
-    with stage.scratch() as out:
-        funnel = prepare_documents(files, config.data, out, lambda funnel: stage.progress(_read(funnel)))
+    with stage.workspace() as work, stage.scratch() as out, open_engine(config.engine, stage.progress) as engine:
+        remove_partial(work)
+        memory_bytes = int(config.engine.memory_gib * 2**30 / processes(config.engine))
+        funnel = prepare_documents(files, config.data, examples, work, out, engine, memory_bytes)
         records = stage.publish(out)
+        stage.say_reuse(engine.reused, engine.made)
+        manifest = stage.complete(records, funnel.to_dict(), _summary(funnel))
+    _report(config, funnel)
+    return manifest
+
+
+def _examples(choices: dict[str, list[Row]]) -> Iterator[Example]:
+    """What is not to be learned: each question with each of its answers."""
+    for name, rows in choices.items():
+        for number, row in enumerate(rows, start=1):
+            texts = [candidate.context + candidate.completion for candidate in row.candidates]
+            yield Example(name, number, tuple(texts))
+
+
+def _report(config: PipelineConfig, funnel: Funnel) -> None:
+    logger = get_run_logger()
     for name, counts in funnel.sources.items():
         for damage in counts.damaged:
-            get_run_logger().warning("%s: %s; the whole records before the damage are kept", name, damage)
+            logger.warning("%s: %s; the whole records before the damage are kept", name, damage)
+    for name, hits in funnel.contamination.items():
+        if hits["found"]:
+            logger.warning(
+                "evaluation file %s: %d of its %d examples were found in %d documents, and cut out",
+                *(name, len(hits["found"]), hits["examples"], hits["documents"]),
+            )
     create_table_artifact(
         _table(funnel), key=artifact_key("documents", config.run_uri), description="Data funnel by source"
     )
-    return stage.complete(records, funnel.to_dict(), _summary(funnel))
-
-
-def _read(funnel: Funnel) -> str:
-    return f"{sum(counts.read for counts in funnel.sources.values()):,} documents read"
 
 
 def _summary(funnel: Funnel) -> str:

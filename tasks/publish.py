@@ -64,7 +64,7 @@ def run_facts(config: PipelineConfig, manifests: list[Manifest], storage: Storag
         ],
         "funnel": counts["preprocess"],
         "tokenizer": counts["tokenizer"],
-        "tokens": counts["tokens"],
+        "tokens": counts["tokens"]["splits"],
         "scaling": scaling | {"tokens_per_second_all_ranks": scaling["tokens_per_second"]},
         "training": _metrics(storage),
         "evaluation": counts["evaluate"],

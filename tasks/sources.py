@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from infra.storage import Entry, find, open_storage
-from model.config import DataConfig, SourceConfig
+from model.data.config import DataConfig, SourceConfig
 from model.data.documents import SourceFile, document_format
 
 
@@ -47,6 +47,17 @@ def find_sources(data: DataConfig, run_uri: str) -> list[FoundSource]:
     return found
 
 
+def source_name(source: SourceConfig) -> str:
+    """The source's name in the reports and in the names of its files."""
+    return source.name or _last_folder(source.uri)
+
+
+def source_weights(data: DataConfig) -> dict[str, float] | None:
+    """The weight of each source by name; None where all text is one source."""
+    weights = {source_name(source): source.weight for source in data.sources if source.weight is not None}
+    return weights or None
+
+
 def source_versions(sources: list[FoundSource]) -> dict[str, str]:
     """The version of every source file, by source and name."""
     return {f"{source.name}:{entry.name}": entry.version for source in sources for entry in source.entries}
@@ -64,13 +75,15 @@ def _find_source(index: int, source: SourceConfig, run: str) -> FoundSource:
     entries = [entry for entry in entries if entry.size_bytes]
     if not entries:
         raise ValueError(f"{field}: {source.uri!r} finds only empty files")
-    name = source.name or _last_folder(source.uri)
+    name = source_name(source)
     for entry in entries:
         try:
             document_format(entry.name)
         except ValueError as error:
             raise ValueError(f"{field}: {error}") from error
-    files = tuple(SourceFile(source, name, entry.name, partial(storage.open, entry.name)) for entry in entries)
+    files = tuple(
+        SourceFile(source, name, entry.name, partial(storage.open, entry.name), entry.size_bytes) for entry in entries
+    )
     return FoundSource(source, name, files, tuple(entries))
 
 

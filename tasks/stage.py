@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from prefect import Task
@@ -20,6 +20,7 @@ from prefect.states import Completed
 from pydantic import ValidationError
 
 from infra.errors import TransientError
+from infra.local import default_state_dir
 from infra.storage import FileStorage, open_storage
 from tasks.manifest import (
     FORMAT_VERSION,
@@ -62,13 +63,26 @@ class Stage:
 
     def finished(self) -> Manifest | None:
         """The manifest of this very work, if it was finished and its files are what they were."""
+        manifest = self._manifest()
+        if manifest is None or manifest.key != self.key or damaged_files(self.storage, manifest):
+            return None
+        return manifest
+
+    def earlier(self) -> Manifest | None:
+        """The manifest of what the stage did last, whatever that was made from, with those of its files that are what
+        they were; for what can be kept of it."""
+        manifest = self._manifest()
+        if manifest is None:
+            return None
+        damaged = set(damaged_files(self.storage, manifest))
+        return manifest.model_copy(update={"files": tuple(f for f in manifest.files if f.name not in damaged)})
+
+    def _manifest(self) -> Manifest | None:
         try:
             manifest = Manifest.model_validate_json(self.storage.read(inside(self.directory, MANIFEST)))
         except (FileNotFoundError, ValidationError):  # never finished, or by another version: do it again
             return None
-        if (manifest.format_version, manifest.key) != (FORMAT_VERSION, self.key):
-            return None
-        if damaged_files(self.storage, manifest):
+        if manifest.format_version != FORMAT_VERSION:
             return None
         return manifest.model_copy(update={"run_uri": self.run_uri})
 
@@ -89,17 +103,53 @@ class Stage:
             with suppress(OSError):  # other stages' scratch space is there
                 path.parent.rmdir()
 
-    def publish(self, scratch: Path) -> list[FileRecord]:
-        """Store what is in `scratch` in the stage's directory; its old content goes first, the manifest before all."""
+    @contextmanager
+    def workspace(self) -> Iterator[Path]:
+        """A local directory for this very work, on the run's own disk where it has one. It is removed when the block
+        ends well; what a killed or failed run finished in it is there for the next."""
+        if isinstance(self.storage, FileStorage):
+            parent = self.storage.root / ".work"
+        else:
+            parent = default_state_dir() / "work" / digest(self.storage.uri)
+        path = parent / f"{self.name}-{self.key}"
+        for other in parent.glob(f"{self.name}-*"):
+            if other != path:
+                shutil.rmtree(other)  # what another configuration or other input left
+        path.mkdir(parents=True, exist_ok=True)
+        yield path
+        shutil.rmtree(path)
+        with suppress(OSError):  # other stages' work is there
+            parent.rmdir()
+
+    def publish(self, scratch: Path, kept: Manifest | None = None) -> list[FileRecord]:
+        """Store what is in `scratch` in the stage's directory; its old content goes first, the manifest before all.
+
+        Args:
+            scratch: A folder of files.
+            kept: What `earlier` gave, with those of its files that stay as they are.
+        """
         assert self.directory, "publishing replaces the directory, and the run directory holds every stage"
-        self.storage.delete(inside(self.directory, MANIFEST))
-        self.storage.delete(self.directory)
-        records = []
+        records = self._clear(kept)
         for path in sorted(p for p in scratch.rglob("*") if p.is_file()):
             name = path.relative_to(scratch).as_posix()
             self.storage.upload(path, inside(self.directory, name))
             records.append(record_file(path, name))
-        return records
+        return sorted(records, key=lambda record: PurePosixPath(record.name))
+
+    def _clear(self, kept: Manifest | None) -> list[FileRecord]:
+        """Remove what the stage's directory holds, but for the files of `kept`; their records."""
+        if kept is None or not kept.files:
+            self.storage.delete(inside(self.directory, MANIFEST))
+            self.storage.delete(self.directory)
+            return []
+        # Of no key, so that it is no finished work; if this run is killed now, the next knows what the files are.
+        unfinished = kept.model_copy(update={"key": ""}).model_dump_json(indent=1).encode()
+        self.storage.write(inside(self.directory, MANIFEST), unfinished)
+        stay = {inside(self.directory, name) for name in (MANIFEST, *(file.name for file in kept.files))}
+        for entry in self.storage.list(self.directory):
+            if entry.name not in stay:
+                self.storage.delete(entry.name)
+        return list(kept.files)
 
     def complete(
         self, files: Sequence[FileRecord], counts: Mapping[str, Any], summary: str, cost_usd: float = 0.0
@@ -129,6 +179,12 @@ class Stage:
         or the manifest."""
         say_outcome(self.name, "cached", time.monotonic() - self._started, manifest.summary)
         return Completed(name="Cached", message=f"finished {manifest.finished}", data=result or manifest)
+
+    def say_reuse(self, reused: int, made: int) -> None:
+        """Say how much of the work an earlier run, which was killed or failed, had finished."""
+        if reused:
+            summary = f"{reused} of {reused + made} pieces were finished by an earlier run"
+            say_outcome(self.name, "resumed", time.monotonic() - self._started, summary)
 
     def progress(self, message: str) -> None:
         """Say what is under way: to the terminal at once, to the run's log a line a minute, and none twice."""

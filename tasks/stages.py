@@ -4,8 +4,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from model.data.encoding import ENCODING_VERSION
 from tasks.config import PipelineConfig
 from tasks.manifest import Manifest
+from tasks.sources import source_weights
 from tasks.stage import Stage
 
 
@@ -13,9 +15,13 @@ def _settings(**sections: BaseModel | int) -> dict[str, Any]:
     return {k: v.model_dump(mode="json") if isinstance(v, BaseModel) else v for k, v in sections.items()}
 
 
-def preprocess_stage(config: PipelineConfig, versions: dict[str, str]) -> Stage:
-    """`versions`: the version of every source file by its URI."""
-    return Stage(config.run_uri, "preprocess", "documents", _settings(data=config.data), versions)
+def preprocess_stage(config: PipelineConfig, versions: dict[str, str], examples: str) -> Stage:
+    """`versions`: the version of every source file by its URI; `examples`: the digest of the evaluation's texts."""
+    settings = _settings(data=config.data)
+    for source in settings["data"]["sources"]:
+        del source["weight"]  # for the order of training
+    inputs = versions | {"evaluation": examples}
+    return Stage(config.run_uri, "preprocess", "documents", settings, inputs)
 
 
 def tokenizer_stage(config: PipelineConfig, documents: Manifest) -> Stage:
@@ -24,7 +30,7 @@ def tokenizer_stage(config: PipelineConfig, documents: Manifest) -> Stage:
 
 
 def tokens_stage(config: PipelineConfig, documents: Manifest, tokenizer: Manifest) -> Stage:
-    return Stage(config.run_uri, "tokens", "tokens", _settings(tokens=config.tokens), _inputs(documents, tokenizer))
+    return Stage(config.run_uri, "tokens", "tokens", {"encoding": ENCODING_VERSION}, _inputs(documents, tokenizer))
 
 
 def scaling_stage(config: PipelineConfig, tokens: Manifest) -> Stage:
@@ -38,6 +44,7 @@ def scaling_stage(config: PipelineConfig, tokens: Manifest) -> Stage:
 
 def training_stage(config: PipelineConfig, tokens: Manifest) -> Stage:
     settings = _settings(model=config.model, training=config.training, seed=config.seed)
+    settings["weights"] = source_weights(config.data)
     del settings["training"]["resume"]
     return Stage(config.run_uri, "train", "checkpoints", settings, _inputs(tokens))
 

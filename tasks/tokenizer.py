@@ -4,7 +4,7 @@ from itertools import chain
 
 from prefect.artifacts import create_markdown_artifact
 
-from model.data.preparation import iter_documents
+from model.data.document_shards import iter_documents
 from model.data.tokenizer import Tokenizer, check_tokenizer
 from model.data.tokenizer import train_tokenizer as train
 from tasks.config import PipelineConfig

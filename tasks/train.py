@@ -7,6 +7,7 @@ from infra.cluster import Cluster
 from infra.storage import Storage
 from tasks.cluster import ProgressArtifact, run_on_cluster
 from tasks.config import PipelineConfig
+from tasks.dataset import planned_epochs
 from tasks.manifest import FileRecord, Manifest, record_bytes
 from tasks.stage import artifact_key, stage_task
 from tasks.stages import training_stage
@@ -21,6 +22,7 @@ def train(config: PipelineConfig, cluster: Cluster | None, tokens: Manifest) -> 
     stage = training_stage(config, tokens)
     if done := stage.finished():
         return stage.cached(done)
+    epochs = planned_epochs(config, tokens.counts)
     artifact = ProgressArtifact(artifact_key("training", config.run_uri), f"Training {config.run_uri}")
 
     def progress(sign: dict[str, Any]) -> None:
@@ -29,7 +31,7 @@ def train(config: PipelineConfig, cluster: Cluster | None, tokens: Manifest) -> 
             stage.progress(f"step {sign['step']:,} of {sign['steps']:,}")
 
     result, usd = run_on_cluster(cluster, WorkerJob(kind="train", config=config, result=RESULT), progress)
-    outcome = json.loads(result)
+    outcome = json.loads(result) | {"epochs": epochs}
     artifact.update(1.0)
     files = _last_checkpoint(stage.storage, config.training.steps)
     loss, validation = _nats(outcome["loss"]), _nats(outcome["validation_loss"])

@@ -26,9 +26,7 @@ from infra.bootstrap import die_with_parent
 from infra.storage import FileStorage, Storage, open_storage
 from model.checkpoint import Checkpointer
 from model.config import Section
-from model.data.batches import TokenDataset
-from model.data.preparation import iter_documents
-from model.data.shards import TokenShard
+from model.data.document_shards import iter_documents
 from model.data.tokenizer import Tokenizer
 from model.evaluation.benchmark import assemble, baselines, score_share, write_samples
 from model.gpt import GPT, initialize
@@ -38,8 +36,10 @@ from model.planning.scaling import gate
 from model.trainer import TrainData, Trainer
 from tasks.choices import load_choices
 from tasks.config import PipelineConfig
+from tasks.dataset import open_dataset, training_order
 from tasks.heartbeat import HeartbeatWriter
 from tasks.manifest import Manifest, digest, read_manifest
+from tasks.sources import source_weights
 
 METRICS = "metrics/train.jsonl"
 COLLECTIVE_TIMEOUT = timedelta(minutes=10)
@@ -74,11 +74,6 @@ class Rank:
         if self.rank == 0:
             self.heartbeat({"phase": phase, "step": step, "steps": steps})
 
-    def dataset(self, split: str) -> TokenDataset:
-        paths = self.tokens.local_files(".tokens", f"{split}/")
-        self.tokens.local_files(".index", f"{split}/")
-        return TokenDataset([TokenShard(path) for path in paths], self.config.model.seq_len)
-
     def checkpointer(self, directory: str = "checkpoints") -> Checkpointer:
         storage = open_storage(f"{self.config.run_uri}/{directory}")
         group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
@@ -98,7 +93,8 @@ def validate_scaling(rank: Rank) -> dict[str, Any]:
         scaling_config=config.scaling,
         vocab_size=rank.tokenizer.vocab_size,
         seed=config.seed,
-        data=rank.dataset("train"),
+        data=open_dataset(config, rank.tokens, "train"),
+        order=training_order(config, rank.tokens.counts),
         mesh=rank.mesh,
         checkpointer=rank.checkpointer("scaling/checkpoints"),
     )
@@ -123,9 +119,13 @@ def train(rank: Rank) -> dict[str, Any]:
             training_config=config.training,
             vocab_size=rank.tokenizer.vocab_size,
             seed=config.seed,
-            data=TrainData(rank.dataset("train"), rank.dataset("validation")),
+            data=TrainData(
+                train=open_dataset(config, rank.tokens, "train"),
+                order=training_order(config, rank.tokens.counts),
+                validation=open_dataset(config, rank.tokens, "validation"),
+            ),
             mesh=rank.mesh,
-            identity={"tokens": rank.tokens.fingerprint},
+            identity={"tokens": rank.tokens.fingerprint, "weights": source_weights(config.data)},
             checkpointer=rank.checkpointer(),
             metrics=metrics,
             heartbeat=heartbeat,

@@ -15,7 +15,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.config import SourceConfig
+from model.data.config import SourceConfig
 from model.data.documents import DamagedFile, Dropped, SourceFile, document_format, read_documents
 
 LIMIT = 1 << 20
@@ -39,7 +39,9 @@ class Trickle(io.BytesIO):
 
 
 def source_file(name: str, data: bytes, **source: str) -> SourceFile:
-    return SourceFile(SourceConfig.model_validate({"uri": "x", **source}), "s", name, lambda: io.BytesIO(data))
+    return SourceFile(
+        SourceConfig.model_validate({"uri": "x", **source}), "s", name, lambda: io.BytesIO(data), len(data)
+    )
 
 
 def read(name: str, data: bytes, limit: int = LIMIT, **source: str) -> list[str | Dropped]:
@@ -175,7 +177,7 @@ def test_the_second_reading_may_come_in_other_pieces(suffix: str, read_bytes: in
     damaged = wrong_checksum(COMPRESS[suffix](json_lines(*TEXTS)), suffix)
     records: list[str | Dropped] = []
     streams = iter([Trickle(damaged, 3001), Trickle(damaged, read_bytes)])
-    file = SourceFile(SourceConfig(uri="x"), "s", "x.jsonl" + suffix, lambda: next(streams))
+    file = SourceFile(SourceConfig(uri="x"), "s", "x.jsonl" + suffix, lambda: next(streams), 1)
     with pytest.raises(DamagedFile):
         records.extend(read_documents(file, LIMIT))
     assert records == TEXTS
@@ -224,7 +226,7 @@ def test_utf16_is_dropped_record_by_record(encoding: str, suffix: str) -> None:
     assert read("x.txt" + suffix, lines, txt_document="line") == 2 * [Dropped("not_utf8")]
     assert read("x.txt" + suffix, lines) == [Dropped("not_utf8")]
     assert read("x.jsonl" + suffix, encoded("")) == []
-    bytewise = SourceFile(SourceConfig(uri="x"), "s", "x.txt" + suffix, lambda: Trickle(encoded("a"), 1))
+    bytewise = SourceFile(SourceConfig(uri="x"), "s", "x.txt" + suffix, lambda: Trickle(encoded("a"), 1), 1)
     assert list(read_documents(bytewise, LIMIT)) == [Dropped("not_utf8")]
 
 
@@ -306,7 +308,7 @@ def test_empty_files() -> None:
 @given(st.lists(st.text(), max_size=20), st.integers(1, 40))
 def test_any_text_comes_back_from_json_lines(texts: list[str], read_bytes: int) -> None:
     data = b"".join(json.dumps({"text": text}).encode() + b"\r\n" for text in texts)
-    file = SourceFile(SourceConfig(uri="x"), "s", "x.jsonl", lambda: Trickle(data, read_bytes))
+    file = SourceFile(SourceConfig(uri="x"), "s", "x.jsonl", lambda: Trickle(data, read_bytes), 1)
     assert list(read_documents(file, LIMIT)) == texts
 
 
@@ -330,10 +332,10 @@ def test_parquet_text_columns(column_type: pa.DataType) -> None:
 def test_parquet_without_text() -> None:
     data = parquet(pa.array([1, 2]))
     assert read("x.parquet", data) == 2 * [Dropped("not_text")]
-    assert read("x.parquet", data, text_field="body") == 2 * [Dropped("no_text_field")]
+    assert read("x.parquet", data, text_fields="body") == 2 * [Dropped("no_text_field")]
     nested = parquet(pa.array([{"text": "a"}]))
     assert read("x.parquet", nested) == [Dropped("not_text")]
-    assert read("x.parquet", nested, text_field="text.text") == [Dropped("no_text_field")]
+    assert read("x.parquet", nested, text_fields="text.text") == [Dropped("no_text_field")]
 
 
 def test_parquet_with_two_text_columns() -> None:
@@ -341,7 +343,7 @@ def test_parquet_with_two_text_columns() -> None:
     pq.write_table(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"]), pa.array([1])], ["text", "text", "n"]), sink)
     records, message = read_until_damage("x.parquet", sink.getvalue())
     assert (records, message) == ([], "x.parquet: 2 columns are named 'text'")
-    assert read("x.parquet", sink.getvalue(), text_field="n") == [Dropped("not_text")]
+    assert read("x.parquet", sink.getvalue(), text_fields="n") == [Dropped("not_text")]
 
 
 def test_parquet_with_invalid_utf8() -> None:
@@ -359,7 +361,7 @@ def test_parquet_from_a_stream_that_cannot_seek() -> None:
             raise io.UnsupportedOperation
 
     data = parquet(pa.array(["a", "b"]))
-    file = SourceFile(SourceConfig(uri="x"), "s", "x.parquet", lambda: Stream(data))
+    file = SourceFile(SourceConfig(uri="x"), "s", "x.parquet", lambda: Stream(data), 1)
     assert list(read_documents(file, LIMIT)) == ["a", "b"]
 
 
@@ -382,7 +384,7 @@ def test_a_failing_disk_is_no_damaged_file(name: str) -> None:
         return Failing(b"x" * 100)
 
     with pytest.raises(OSError, match="Input/output error"):
-        list(read_documents(SourceFile(SourceConfig(uri="x"), "s", name, opened), LIMIT))
+        list(read_documents(SourceFile(SourceConfig(uri="x"), "s", name, opened, 1), LIMIT))
 
 
 def test_document_format() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sample_text import make_documents
 from tiny import TINY, option_list, write_corpus
 
 from flows.preparation import preparation
@@ -174,3 +175,39 @@ def test_many_kills_during_training(corpus: str, unbroken: Path, tmp_path: Path,
     copy_until_training(unbroken, tmp_path / "run")
     steps = sorted(random.Random(int(workers_too)).sample(range(1, 58), 4))
     check_killed_training(corpus, unbroken, tmp_path / "run", steps, workers_too)
+
+
+def prepare(run: Path, options: list[str]) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "flows", "prepare", "--run-uri", str(run), *options]
+    with (run.parent / f"{run.name}.log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+
+
+@pytest.mark.slow
+def test_kills_of_preparation_at_random_times(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """20 kills of the process and its pool; what was finished is found again, and the result is the unbroken one's."""
+    texts = make_documents(3000, sentences=40)
+    for number in range(30):
+        lines = (json.dumps({"text": text}) + "\n" for text in texts[number::30])
+        (tmp_path / f"{number:02}.jsonl").write_text("".join(lines))
+    sources = json.dumps([{"uri": f"{tmp_path}/*.jsonl", "name": "made-up"}])
+    options = ["--data.sources", sources, "--data.shard-bytes", "65536", "--engine.processes", "2"]
+    options += ["--tokenizer.vocab-size", "600", "--tokenizer.max-tokens-per-byte", "0.6"]
+    started = time.monotonic()
+    assert prepare(tmp_path / "unbroken", options).wait(300) == 0
+    seconds = time.monotonic() - started
+
+    run, chance, reused = tmp_path / "run", random.Random(0), []
+    for _ in range(20):
+        process = prepare(run, options)
+        time.sleep(chance.uniform(0.3, 0.9) * seconds)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+        finished = {p for p in (run / ".work").rglob("*") if p.is_dir() and p.name.isdecimal()}
+        reused.append(len(finished))
+        if not finished or chance.random() < 0.3:
+            shutil.rmtree(run, ignore_errors=True)  # begin again, to be killed in the early stages too
+    assert prepare(run, options).wait(300) == 0, (tmp_path / "run.log").read_text()
+    assert content(run) == content(tmp_path / "unbroken")
+    with capsys.disabled():
+        sys.stdout.write(f"\npieces that were there after each kill: {reused}\n{(tmp_path / 'run.log').read_text()}")

@@ -1,183 +1,336 @@
 """From source files to the document shards and their funnel."""
 
 import gzip
-import io
 import json
 import random
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from sample_text import make_documents
 
-from model.config import DataConfig, SourceConfig
+from model.data.config import DataConfig, SourceConfig
+from model.data.decontamination import Example
+from model.data.document_shards import SPLITS, iter_documents
 from model.data.documents import SourceFile
-from model.data.preparation import SPLITS, Funnel, iter_documents, prepare_documents
+from model.data.funnel import Funnel
+from model.data.pieces import Engine, InProcess
+from model.data.preparation import prepare_documents
+from tasks.pool import ProcessPool
 
 SOURCE = SourceConfig(uri="made", name="made")
 OTHER = SourceConfig(uri="other", name="other")
+MEMORY_BYTES = 1 << 28
 
 
 def json_lines(texts: list[str]) -> bytes:
     return b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
 
 
-def source_file(data: bytes, name: str = "a.jsonl", source: SourceConfig = SOURCE) -> SourceFile:
-    return SourceFile(source, source.name, name, lambda: io.BytesIO(data))
+class Corpus:
+    """Files in a folder, and their preparation."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.files: list[SourceFile] = []
+
+    def add(self, data: bytes, name: str = "a.jsonl", source: SourceConfig = SOURCE) -> None:
+        path = self.folder / f"{len(self.files)}-{name}"
+        path.write_bytes(data)
+        self.files.append(SourceFile(source, source.name, name, partial(path.open, "rb"), len(data)))
+
+    def prepare(
+        self, name: str = "out", engine: Engine | None = None, examples: list[Example] | None = None, **changes: Any
+    ) -> Funnel:
+        """Fills the folder `name`; what is below "work" stays for the next of the same name."""
+        out, work = self.folder / name, self.folder / f"{name}-work"
+        settings = {"sources": [SOURCE, OTHER], "validation_fraction": 0.2, "test_fraction": 0.2, **changes}
+        settings["filters"] = {"min_chars": 1, "gopher": {"enabled": False}} | changes.get("filters", {})
+        config = DataConfig.model_validate(settings)
+        out.mkdir()
+        return prepare_documents(self.files, config, examples or [], work, out, engine or InProcess(), MEMORY_BYTES)
+
+    def paths(self, split: str, name: str = "out") -> list[Path]:
+        return sorted((self.folder / name / split).glob("*.parquet"))
+
+    def texts(self, split: str | None = None, name: str = "out") -> list[str]:
+        splits = (split,) if split else SPLITS
+        return [document.text for each in splits for document in iter_documents(self.paths(each, name))]
+
+    def contents(self, name: str = "out") -> dict[str, bytes]:
+        folder = self.folder / name
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    def dropped(self) -> list[dict[str, str]]:
+        return [json.loads(line) for line in (self.folder / "out" / "dropped.jsonl").read_text().splitlines()]
 
 
-def config(*sources: SourceConfig, **changes: object) -> DataConfig:
-    fractions = {"validation_fraction": 0.2, "test_fraction": 0.2}
-    return DataConfig.model_validate({"sources": sources or (SOURCE,), **fractions, **changes})
+@pytest.fixture
+def corpus(tmp_path: Path) -> Corpus:
+    return Corpus(tmp_path)
 
 
-def prepare(out: Path, files: list[SourceFile], settings: DataConfig) -> Funnel:
-    return prepare_documents(files, settings, out, lambda funnel: None)
+def edited(text: str, seed: int = 0, words: int = 1) -> str:
+    """The text with a few words in other places of it changed: a near duplicate."""
+    source, parts = random.Random(seed), text.split(" ")
+    for place in source.sample(range(len(parts)), words):
+        parts[place] = f"changed{seed}"
+    return " ".join(parts)
 
 
-def split_texts(out: Path, split: str) -> list[str]:
-    return [document.text for document in iter_documents(sorted((out / split).glob("*.parquet")))]
-
-
-def all_texts(out: Path) -> list[str]:
-    return [text for split in SPLITS for text in split_texts(out, split)]
-
-
-def test_funnel_counts_what_became_of_every_record(tmp_path: Path) -> None:
+def test_funnel_counts_what_became_of_every_record(corpus: Corpus) -> None:
     texts = make_documents(60)
-    extra = ["short", texts[0].upper().replace(" ", "  \r\n", 1), texts[3] + "\x00\n"]
-    data = json_lines(texts + extra) + b'{"body": 1}\n{\n' + json_lines(["x" * 40_000])
-    settings = config(max_document_bytes=20_000)
-    calls: list[int] = []
-    files = [source_file(data), source_file(texts[1].encode(), "b.txt"), source_file(json_lines(texts[:1]), "c.ndjson")]
-    funnel = prepare_documents(files, settings, tmp_path, lambda funnel: calls.append(funnel.sources["made"].files))
+    extra = ["short", texts[0].upper().replace(" ", "  \r\n", 1), texts[3] + "\x00\n", edited(texts[5])]
+    corpus.add(json_lines(texts + extra) + b'{"body": 1}\n{\n' + json_lines(["x" * 40_000]))
+    corpus.add(texts[1].encode(), "b.txt")
+    corpus.add(json_lines(texts[:1]), "c.ndjson")
+    funnel = corpus.prepare(max_document_bytes=20_000, sources=[SOURCE], filters={"min_chars": 200})
 
     counts = funnel.sources["made"]
     assert counts.files == 3
-    assert counts.read == 60 + 3 + 3 + 1 + 1
+    assert counts.read == 60 + 4 + 3 + 1 + 1
     assert counts.dropped == {
-        "min_chars": 1, "duplicate": 4, "no_text_field": 1, "invalid_json": 1, "too_long": 1,
+        "min_chars": 1, "duplicate": 4, "near_duplicate": 1, "no_text_field": 1, "invalid_json": 1, "too_long": 1,
     }  # fmt: skip
     assert counts.kept == 60 == sum(split.documents for split in funnel.splits.values())
-    assert counts.kept_bytes == sum(len(text) for text in texts) == sum(split.bytes for split in funnel.splits.values())
+    assert counts.kept_bytes == sum(map(len, corpus.texts())) == sum(split.bytes for split in funnel.splits.values())
     assert counts.read_bytes == sum(map(len, [*texts, *extra, texts[1], texts[0]]))
     assert counts.damaged == []
-    assert calls == [1, 2, 3]
-    assert sorted(all_texts(tmp_path)) == sorted(texts)
+    assert counts.encodings == {"utf-8": 3}
+    assert len(corpus.texts()) == 60
     assert json.loads(json.dumps(funnel.to_dict()))["splits"]["train"]["documents"] == funnel.splits["train"].documents
+    assert {(line["source"], line["reason"]) for line in corpus.dropped()} == {("made", r) for r in counts.dropped}
+    (short,) = [line for line in corpus.dropped() if line["reason"] == "min_chars"]
+    assert short == {"source": "made", "reason": "min_chars", "origin": "a.jsonl#61", "excerpt": "short"}
 
 
-def test_columns_and_compression(tmp_path: Path) -> None:
-    prepare(tmp_path, [source_file(json_lines(make_documents(30)))], config())
-    file = pq.ParquetFile(tmp_path / "train" / "part-00000.parquet")
-    assert file.schema_arrow.names == ["text", "source", "document_id"]
+def test_columns_and_compression(corpus: Corpus) -> None:
+    corpus.add(json_lines(make_documents(30)))
+    corpus.prepare(sources=[SOURCE])
+    file = pq.ParquetFile(corpus.paths("train")[0])
+    assert file.schema_arrow.names[:6] == ["text", "source", "document_id", "origin", "language", "language_score"]
     assert file.metadata.row_group(0).column(0).compression == "ZSTD"
     row = file.read().to_pylist()[0]
     assert row["source"] == "made"
     assert len(bytes.fromhex(row["document_id"])) == 16
+    assert row["origin"].startswith("a.jsonl#")
+    assert row["chars"] == len(row["text"])
 
 
-def test_the_first_of_equal_documents_survives(tmp_path: Path) -> None:
+def test_of_equal_documents_that_of_the_first_source_survives(corpus: Corpus) -> None:
     texts = make_documents(30)
-    shouted = [text.upper() for text in texts]
-    files = [source_file(json_lines(texts[:15])), source_file(json_lines(shouted + texts), source=OTHER)]
-    funnel = prepare(tmp_path, files, config(SOURCE, OTHER))
-    assert sorted(all_texts(tmp_path)) == sorted(texts[:15] + shouted[15:])
+    corpus.add(json_lines([text.upper() for text in texts]), source=OTHER)
+    corpus.add(json_lines(texts[:15]))
+    corpus.add(json_lines(texts), source=OTHER)
+    funnel = corpus.prepare()
+    assert sorted(text.lower() for text in corpus.texts()) == sorted(text.lower() for text in texts)
+    assert set(texts[:15]) <= set(corpus.texts())
+    assert funnel.sources["made"].kept == 15
     assert funnel.sources["other"].dropped == {"duplicate": 45}
 
 
-def test_splits_share_no_document_and_do_not_depend_on_order(tmp_path: Path) -> None:  # case B5
+def test_a_source_that_another_holds_is_no_error(corpus: Corpus) -> None:
+    texts = make_documents(60)
+    corpus.add(json_lines(texts))
+    corpus.add(json_lines(texts[:10]), source=OTHER)
+    assert corpus.prepare().sources["other"].kept == 0
+
+
+def test_short_documents_are_compared_whole(corpus: Corpus) -> None:  # case D6
+    corpus.add(json_lines(["cat", "dog", "cat"]))
+    corpus.add(json_lines(make_documents(60)))
+    corpus.prepare(sources=[SOURCE], deduplication={"ngram_words": 5})
+    assert sorted(text for text in corpus.texts() if len(text) < 5) == ["cat", "dog"]
+
+
+def test_the_passes_of_deduplication_do_not_eat_each_other(corpus: Corpus) -> None:  # case D7
+    words = [f"w{number}" for number in range(5000)]
+    random.Random(0).shuffle(words)
+    texts = [" ".join(words[50 * number : 50 * number + 50]) for number in range(100)]
+    corpus.add(json_lines(texts))
+    corpus.prepare(sources=[SOURCE], deduplication={"repeated_paragraphs": True})
+    assert sorted(corpus.texts()) == sorted(texts)
+
+
+def test_survivors_and_splits_do_not_depend_on_order(corpus: Corpus) -> None:  # cases B5 and D8
     texts = make_documents(400)
-    prepare(tmp_path / "a", [source_file(json_lines(texts))], config())
-    shuffled = random.Random(1).sample([*texts, *(text.lower() for text in texts)], k=800)
-    prepare(tmp_path / "b", [source_file(json_lines(shuffled))], config())
+    everything = [*texts, *map(edited, texts[:50]), *(edited(edited(text), seed=1) for text in texts[:50])]
+    corpus.add(json_lines(everything))
+    corpus.prepare(sources=[SOURCE])
+    other = Corpus(corpus.folder)
+    shuffled = random.Random(1).sample(everything, k=len(everything))
+    for number in range(10):
+        other.add(json_lines(shuffled[number::10]))
+    other.prepare("other", sources=[SOURCE], shard_bytes=1 << 16)
     for split in SPLITS:
-        first = {text.lower() for text in split_texts(tmp_path / "a", split)}
-        assert first == {text.lower() for text in split_texts(tmp_path / "b", split)}
-    sizes = {split: len(split_texts(tmp_path / "a", split)) for split in SPLITS}
-    assert sum(sizes.values()) == len({text.lower() for text in all_texts(tmp_path / "a")}) == 400
+        assert sorted(corpus.texts(split)) == sorted(other.texts(split, "other"))
+    assert len(corpus.texts()) == 400
     # Binomial: 80 +- 4 standard deviations of 8.
-    assert 48 < sizes["validation"] < 112
-    assert 48 < sizes["test"] < 112
+    assert 48 < len(corpus.texts("validation")) < 112
+    assert 48 < len(corpus.texts("test")) < 112
 
 
-def test_equal_input_gives_equal_bytes_and_replaces_what_stood_there(tmp_path: Path) -> None:
-    files = [source_file(json_lines(make_documents(60)))]
-    prepare(tmp_path / "a", files, config())
-    stale = tmp_path / "b" / "train" / "part-00007.parquet"
-    stale.parent.mkdir(parents=True)
-    stale.write_bytes(b"of a run that was killed")
-    prepare(tmp_path / "b", files, config())
-
-    def contents(folder: Path) -> dict[str, bytes]:
-        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+def test_near_duplicates_that_are_kept_are_in_one_split(corpus: Corpus) -> None:
+    texts = make_documents(60)
+    corpus.add(json_lines([edited(text, seed) for text in texts for seed in range(3)]))
+    funnel = corpus.prepare(sources=[SOURCE], deduplication={"near_duplicates": "keep"})
+    assert len(corpus.texts()) == 180 == funnel.sources["made"].kept
+    starts = [{text.split("\n")[-1][:200] for text in corpus.texts(split)} for split in SPLITS]
+    groups = [{next(i for i, t in enumerate(texts) if close(t, text)) for text in corpus.texts(s)} for s in SPLITS]
+    assert all(starts)
+    assert sorted(number for group in groups for number in group) == list(range(60))
 
 
-def test_shards_are_bounded_and_in_order(tmp_path: Path) -> None:
+def close(first: str, second: str) -> bool:
+    a, b = first.split(" "), second.split(" ")
+    return len(a) == len(b) and sum(x != y for x, y in zip(a, b, strict=True)) <= 2
+
+
+def test_every_engine_gives_the_same_bytes(corpus: Corpus) -> None:
     texts = make_documents(300)
-    settings = config(shard_bytes=1 << 16)
-    prepare(tmp_path, [source_file(json_lines(texts))], settings)
-    shards = sorted((tmp_path / "train").iterdir())
-    assert [shard.name for shard in shards] == [f"part-{i:05}.parquet" for i in range(len(shards))]
+    for number in range(6):
+        corpus.add(json_lines([*texts[number::6], edited(texts[number])]), f"{number}.jsonl")
+    corpus.prepare("here", sources=[SOURCE], shard_bytes=1 << 16)
+    pool = ProcessPool(2, lambda _: None)
+    corpus.prepare("pool", pool, sources=[SOURCE], shard_bytes=1 << 16)
+    pool.close()
+    assert pool.made > 20
+    assert corpus.contents("here") == corpus.contents("pool")
+
+
+class Stopping(InProcess):
+    """An engine that stops after a number of pieces, as one that is killed."""
+
+    def __init__(self, pieces: int) -> None:
+        self.left = pieces
+
+    def finish(self, what: str, pieces: Any) -> None:
+        for piece in pieces:
+            if not piece.folder.exists():
+                if not self.left:
+                    raise KeyboardInterrupt
+                self.left -= 1
+            super().finish(what, [piece])
+
+
+def test_a_run_that_was_stopped_goes_on_where_it_was(corpus: Corpus) -> None:  # case D10
+    texts = make_documents(200)
+    for number in range(4):
+        corpus.add(json_lines([*texts[number::4], edited(texts[number])]), f"{number}.jsonl")
+    whole = Stopping(10**6)
+    corpus.prepare("whole", whole, sources=[SOURCE], shard_bytes=1 << 16)
+    pieces = 10**6 - whole.left
+    source, done = random.Random(0), 0
+    while True:
+        engine = Stopping(source.randint(1, 9))
+        steps = engine.left
+        try:
+            corpus.prepare("stopped", engine, sources=[SOURCE], shard_bytes=1 << 16)
+            break
+        except KeyboardInterrupt:
+            done += steps
+            (corpus.folder / "stopped").rmdir()
+    assert done + steps - engine.left == pieces, "a piece was made twice"
+    assert corpus.contents("stopped") == corpus.contents("whole")
+
+
+def test_shards_are_bounded_and_in_order(corpus: Corpus) -> None:
+    texts = make_documents(300)
+    corpus.add(json_lines(texts))
+    corpus.prepare(sources=[SOURCE], shard_bytes=1 << 16)
+    shards = corpus.paths("train")
+    assert [shard.name for shard in shards] == [f"made-{number:05}.parquet" for number in range(len(shards))]
     assert len(shards) > 2
-    assert all(sum(len(document.text) for document in iter_documents([shard])) <= 1 << 16 for shard in shards)
-    train = split_texts(tmp_path, "train")
+    longest = max(map(len, texts))
+    assert all(sum(len(document.text) for document in iter_documents([s])) < (1 << 16) + longest for s in shards)
+    train = corpus.texts("train")
     assert train == [text for text in texts if text in set(train)]
 
 
-def test_damaged_file_is_reported_and_its_whole_records_kept(tmp_path: Path) -> None:  # case D4
+def test_sources_of_any_name_have_files_of_their_own(corpus: Corpus) -> None:
+    texts, names = make_documents(90), ["a/b", "a b", "✓"]
+    sources = [SourceConfig(uri=name, name=name) for name in names]
+    for number, source in enumerate(sources):
+        corpus.add(json_lines(texts[number::3]), source=source)
+    funnel = corpus.prepare(sources=sources)
+    assert {path.name.rpartition("-")[0] for path in corpus.paths("train")} == {"a-b", "a-b_2", "source"}
+    for name, part in funnel.parts.items():
+        assert {document.source for document in iter_documents([corpus.folder / "out" / name])} == {part["source"]}
+    assert [funnel.sources[name].kept for name in names] == [30, 30, 30]
+
+
+def test_scores_first_and_thresholds_later(corpus: Corpus) -> None:
+    corpus.add(json_lines([*make_documents(60), "far too short"]))
+    rules = {"min_chars": 200, "gopher": {"enabled": True, "min_words": 100_000}}
+    funnel = corpus.prepare(sources=[SOURCE], filters=rules | {"score_only": True})
+    assert len(corpus.texts()) == 61 == funnel.sources["made"].kept
+    assert funnel.sources["made"].dropped == {}
+    assert funnel.sources["made"].would_drop == {"min_chars": 1, "gopher.min_words": 60}
+    assert sum(funnel.histograms["words"]["counts"]) == 61
+
+
+def test_what_the_evaluation_holds_is_cut_out(corpus: Corpus) -> None:
     texts = make_documents(60)
-    files = [
-        source_file(gzip.compress(json_lines(texts[:40]))[:-20], "cut.jsonl.gz"),
-        source_file(json_lines(texts[40:])),
-    ]
-    funnel = prepare(tmp_path, files, config())
-    (damage,) = funnel.sources["made"].damaged
+    secret = "Which of the following seven heads of state was the first to visit the far side of the moon alone?"
+    before, after = texts[7][:600], texts[7][600:]
+    corpus.add(json_lines([*texts[:7], f"{before}\n{secret.upper().replace(' ', '  ')}\n{after}", *texts[8:]]))
+    funnel = corpus.prepare(sources=[SOURCE], examples=[Example("questions", 1, (secret,))])
+    assert not any("far side" in text.lower() for text in corpus.texts())
+    assert sum(text[:300] == before[:300] for text in corpus.texts()) == 1, "the document was dropped whole"
+    hits = funnel.contamination["questions"]
+    assert (hits["examples"], hits["documents"], list(hits["found"])) == (1, 1, ["1"])
+
+
+def test_repeated_paragraphs_are_removed_once(corpus: Corpus) -> None:
+    texts = make_documents(40)
+    notice = "This page belongs to everyone who reads it and may be copied by anyone who likes to do so."
+    corpus.add(json_lines([f"{text}\n\n{notice}" for text in texts]))
+    corpus.prepare(sources=[SOURCE], deduplication={"repeated_paragraphs": True})
+    assert sum(notice in text for text in corpus.texts()) == 1
+    assert sorted(text.replace(f"\n\n{notice}", "") for text in corpus.texts()) == sorted(texts)
+
+
+def test_damaged_file_is_reported_and_its_whole_records_kept(corpus: Corpus) -> None:  # case D4
+    texts = make_documents(60)
+    corpus.add(gzip.compress(json_lines(texts[:40]))[:-20], "cut.jsonl.gz")
+    corpus.add(json_lines(texts[40:]))
+    (damage,) = corpus.prepare(sources=[SOURCE]).sources["made"].damaged
     assert damage.startswith("cut.jsonl.gz: ")
-    assert set(texts[:39] + texts[40:]) <= set(all_texts(tmp_path)) <= set(texts)
+    assert set(texts[:39] + texts[40:]) <= set(corpus.texts()) <= set(texts)
 
 
-def test_a_wrong_checksum_loses_no_document(tmp_path: Path) -> None:
+def test_files_of_other_encodings_are_read_and_counted(corpus: Corpus) -> None:
     texts = make_documents(60)
-    data = bytearray(gzip.compress(json_lines(texts)))
-    data[-8] ^= 1
-    funnel = prepare(tmp_path, [source_file(bytes(data), "crc.jsonl.gz")], config())
-    (damage,) = funnel.sources["made"].damaged
-    assert damage.startswith("crc.jsonl.gz: ")
-    assert sorted(all_texts(tmp_path)) == sorted(texts)
-
-
-def test_files_of_other_encodings_and_line_ends_are_counted(tmp_path: Path) -> None:
-    texts = make_documents(60)
-    lines = json_lines(texts[:10])
-    files = [
-        source_file(json_lines(texts)),
-        source_file(lines.replace(b"\n", b"\r"), "mac.jsonl"),
-        source_file(lines.decode().encode("utf-16"), "windows.jsonl"),
-    ]
-    counts = prepare(tmp_path, files, config()).sources["made"]
-    assert counts.dropped == {"invalid_json": 1, "not_utf8": 10}
-    assert (counts.read, counts.kept) == (71, 60)
+    corpus.add(json_lines(texts[:50]))
+    corpus.add(json_lines(texts[50:]).decode().encode("utf-16"), "windows.jsonl")
+    counts = corpus.prepare(sources=[SOURCE]).sources["made"]
+    assert (counts.read, counts.kept) == (60, 60)
+    assert counts.encodings["utf-8"] == 1
+    assert sum(counts.encodings.values()) == 2
 
 
 @pytest.mark.parametrize("sources", [(SOURCE, OTHER), (OTHER, SOURCE)])
-def test_source_that_kept_nothing_is_named(tmp_path: Path, sources: tuple[SourceConfig, ...]) -> None:
-    files = [source_file(json_lines(make_documents(60))), source_file(b'{"text": "hi"}\n{}\n', source=OTHER)]
-    with pytest.raises(
-        ValueError, match=r"'other' kept no document of 2 read \(dropped: min_chars 1, no_text_field 1\)"
-    ):
-        prepare(tmp_path, files, config(*sources))
-
-
-def test_source_without_files_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"data\.sources\[1\] \(other\) has no files"):
-        prepare(tmp_path, [source_file(json_lines(make_documents(60)))], config(SOURCE, OTHER))
+def test_source_that_kept_nothing_is_named(corpus: Corpus, sources: tuple[SourceConfig, ...]) -> None:
+    corpus.add(json_lines(make_documents(60)))
+    corpus.add(b'{"text": "hi"}\n{}\n', source=OTHER)
+    message = r"'other' kept no document of 2 read \(dropped: min_chars 1, no_text_field 1\)"
+    with pytest.raises(ValueError, match=message):
+        corpus.prepare(sources=sources, filters={"min_chars": 200})
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_empty_split_is_named(tmp_path: Path, split: str) -> None:
-    settings = config(**{f"{split}_fraction": 1e-9})
+def test_empty_split_is_named(corpus: Corpus, split: str) -> None:
+    corpus.add(json_lines(make_documents(60)))
     with pytest.raises(ValueError, match=f"the {split} split is empty: of 60 documents kept"):
-        prepare(tmp_path, [source_file(json_lines(make_documents(60)))], settings)
+        corpus.prepare(sources=[SOURCE], **{f"{split}_fraction": 1e-9})
+
+
+def test_one_document_of_many_megabytes_among_small_ones(corpus: Corpus) -> None:
+    source = np.random.default_rng(0)
+    huge = " ".join(map(str, source.integers(0, 10**6, 300_000)))
+    corpus.add(json_lines([*make_documents(60), huge]))
+    corpus.prepare(sources=[SOURCE])
+    assert huge in corpus.texts()

@@ -1,7 +1,6 @@
 import math
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from infra.storage import FileStorage
 from model.checkpoint import Checkpointer
 from model.config import ModelConfig, ScalingConfig, TrainingConfig
 from model.data.batches import TokenDataset
+from model.data.mixture import Mixture, Source
 from model.planning.probe import measure
 from model.planning.scaling import AllReduce, ScalingMeasurement, ShortRun, gate
 
@@ -71,7 +71,7 @@ def test_what_is_not_a_number_passes_nothing() -> None:
 
 
 def measure_on_ranks(root: Path) -> ScalingMeasurement:
-    tokens = np.arange(500, dtype=np.uint32) % 40
+    data = TokenDataset([[np.arange(500, dtype=np.uint32) % 40]], 8)
     group = dist.new_group(backend="gloo")
     return measure(
         model_config=ModelConfig(n_layer=1, n_head=2, d_model=16, seq_len=8),
@@ -79,7 +79,8 @@ def measure_on_ranks(root: Path) -> ScalingMeasurement:
         scaling_config=ScalingConfig(all_reduce_mib=(1, 2), warmup_steps=1, timed_steps=2, short_run_steps=4),
         vocab_size=40,
         seed=0,
-        data=TokenDataset([SimpleNamespace(tokens=tokens)], 8),  # type: ignore[list-item]
+        data=data,
+        order=Mixture([Source("", len(data))], 0),
         mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",)),
         checkpointer=Checkpointer(FileStorage(root / "checkpoints"), root / "staging", 1, group),
     )

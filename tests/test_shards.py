@@ -1,24 +1,14 @@
 """Token shards: written whole, read back as they were, refused when they are not what they say."""
 
 import struct
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_text import make_documents
 
-from model.config import TokenizerConfig
-from model.data.shards import ShardWriter, TokenCounts, TokenShard, write_token_shards
-from model.data.tokenizer import END_OF_TEXT, Tokenizer, train_tokenizer
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    config = TokenizerConfig(vocab_size=500)
-    return Tokenizer(train_tokenizer(make_documents(40), config, 0, tmp_path_factory.mktemp("tokenizer")))
+from model.data.shards import ShardWriter, StreamedTokens, TokenShard, merge_shards
 
 
 def write(path: Path, *documents: list[int]) -> TokenShard:
@@ -26,15 +16,6 @@ def write(path: Path, *documents: list[int]) -> TokenShard:
         for document in documents:
             writer.add(document)
     return TokenShard(path)
-
-
-def write_all(out: Path, tokenizer: Tokenizer, documents: list[str], shard_tokens: int = 1 << 20) -> TokenCounts:
-    return write_token_shards(iter(documents), tokenizer, out, shard_tokens, lambda counts: None)
-
-
-def read_all(out: Path) -> list[list[int]]:
-    shards = [TokenShard(path) for path in sorted(out.glob("*.tokens"))]
-    return [shard.document(i).tolist() for shard in shards for i in range(len(shard.document_ends))]
 
 
 def test_ids_come_back_as_they_went_in(tmp_path: Path) -> None:  # case B1
@@ -131,52 +112,72 @@ def test_any_documents_come_back(tmp_path_factory: pytest.TempPathFactory, docum
     assert [shard.document(i).tolist() for i in range(len(documents))] == documents
 
 
-def test_every_document_ends_once(tmp_path: Path, tokenizer: Tokenizer) -> None:  # case B2
-    counts = write_all(tmp_path, tokenizer, ["", "a", "", "<|endoftext|>"])
-    documents = read_all(tmp_path)
-    assert documents[0] == documents[2] == [END_OF_TEXT]
-    assert [tokenizer.decode(ids) for ids in documents] == ["", "a", "", "<|endoftext|>"]
-    assert [ids.count(END_OF_TEXT) for ids in documents] == [1, 1, 1, 1]
-    assert counts.to_dict() == {"documents": 4, "tokens": sum(map(len, documents)), "bytes": 14, "shards": 1}
+def test_merged_shards_hold_all_documents(tmp_path: Path) -> None:  # case B3
+    write(tmp_path / "a.tokens", [1, 2], [3])
+    write(tmp_path / "b.tokens", [4], [], [5, 6, 7])
+    write(tmp_path / "c.tokens")
+    write(tmp_path / "d.tokens", [255_999])
+    merge_shards([tmp_path / f"{name}.tokens" for name in "abcd"], tmp_path / "all.tokens")
+    merged = TokenShard(tmp_path / "all.tokens")
+    documents = [[1, 2], [3], [4], [], [5, 6, 7], [255_999]]
+    assert [merged.document(i).tolist() for i in range(len(merged))] == documents
+    merge_shards([tmp_path / "a.tokens", tmp_path / "b.tokens", tmp_path / "c.tokens"], tmp_path / "five.tokens")
+    five = TokenShard(tmp_path / "five.tokens")
+    assert five.document_ends.tolist() == [2, 3, 4, 4, 7]
+    write(tmp_path / "same.tokens", *documents)
+    assert (tmp_path / "all.tokens").read_bytes() == (tmp_path / "same.tokens").read_bytes()
+    assert (tmp_path / "all.index").read_bytes() == (tmp_path / "same.index").read_bytes()
 
 
-def test_no_documents_give_one_empty_shard(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    assert write_all(tmp_path, tokenizer, []) == TokenCounts(shards=1)
-    assert read_all(tmp_path) == []
-    assert np.load(tmp_path / "unigram.npy").sum() == 0
+def test_nothing_merged_is_an_empty_shard(tmp_path: Path) -> None:
+    merge_shards([], tmp_path / "none.tokens")
+    assert len(TokenShard(tmp_path / "none.tokens")) == 0
 
 
-def test_shards_hold_whole_documents_within_their_size(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    texts = make_documents(12, seed=2)
-    lengths = [len(tokenizer.encode(text)) + 1 for text in texts]
-    limit = max(lengths)
-    counts = write_all(tmp_path, tokenizer, [*texts, "\n".join(texts), "é"], shard_tokens=limit)
-    shards = [TokenShard(path) for path in sorted(tmp_path.glob("part-*.tokens"))]
-    assert counts.shards == len(shards)
-    sizes = [len(shard.tokens) for shard in shards]
-    assert [size for size in sizes if size > limit] == [len(tokenizer.encode("\n".join(texts))) + 1]
-    assert [tokenizer.decode(ids) for ids in read_all(tmp_path)] == [*texts, "\n".join(texts), "é"]
-    assert counts.bytes == 2 * sum(map(len, texts)) + 11 + 2
+def test_a_damaged_shard_is_not_merged(tmp_path: Path) -> None:
+    write(tmp_path / "a.tokens", [1, 2])
+    write(tmp_path / "b.tokens", [3])
+    (tmp_path / "b.tokens").write_bytes((tmp_path / "b.tokens").read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"b\.tokens: is 35 bytes long; its header says 36"):
+        merge_shards([tmp_path / "a.tokens", tmp_path / "b.tokens"], tmp_path / "out.tokens")
+    assert not list(tmp_path.glob("out*"))
 
 
-def test_unigram_counts(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    texts = make_documents(3, seed=3)
-    write_all(tmp_path, tokenizer, texts)
-    unigram = np.load(tmp_path / "unigram.npy")
-    assert unigram.shape == (500,)
-    assert unigram.dtype == np.uint64
-    expected = Counter(token for text in texts for token in [*tokenizer.encode(text), END_OF_TEXT])
-    assert {token: count for token, count in enumerate(unigram.tolist()) if count} == expected
+def streamed(path: Path, vocab_size: int = 256_000) -> tuple[StreamedTokens, list[tuple[int, int]]]:
+    """A shard read in ranges, and the ranges that were read."""
+    asked = []
+
+    def read(start: int, length: int) -> bytes:
+        asked.append((start, length))
+        return path.read_bytes()[start : start + length]
+
+    return StreamedTokens(str(path), path.stat().st_size, read, vocab_size), asked
 
 
-def test_same_documents_give_the_same_bytes_whatever_stood_there(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    texts = make_documents(12, seed=2)
-    write_all(tmp_path / "a", tokenizer, texts, shard_tokens=1024)
-    write_all(tmp_path / "b", tokenizer, texts, shard_tokens=256)  # more shards than the second time
-    (tmp_path / "b" / "part-00000.tokens.partial").write_bytes(b"of a run that was killed")
-    write_all(tmp_path / "b", tokenizer, texts, shard_tokens=1024)
+def test_a_streamed_shard_reads_what_is_asked_for(tmp_path: Path) -> None:
+    shard = write(tmp_path / "a.tokens", [65535, 65536], [200_000, 255_999, 7])
+    tokens, asked = streamed(tmp_path / "a.tokens")
+    assert len(tokens) == 5
+    assert tokens[1:4].tolist() == shard.tokens[1:4].tolist() == [65536, 200_000, 255_999]
+    assert tokens[0:5].dtype == np.uint32
+    assert tokens[2:2].tolist() == []
+    assert asked == [(0, 32), (36, 12), (32, 20), (40, 0)]
 
-    def contents(folder: Path) -> dict[str, bytes]:
-        return {path.name: path.read_bytes() for path in folder.iterdir()}
 
-    assert contents(tmp_path / "a") == contents(tmp_path / "b")
+def test_a_streamed_id_beyond_the_vocabulary_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "a.tokens", [1, 2, 500, 3])
+    tokens, _ = streamed(tmp_path / "a.tokens", vocab_size=500)
+    assert tokens[0:2].tolist() == [1, 2]
+    with pytest.raises(ValueError, match=r"a\.tokens: holds the token id 500; the vocabulary has 500 ids"):
+        tokens[1:3]
+
+
+@pytest.mark.parametrize(
+    ("length", "message"), [(20, "does not start with the header"), (-1, r"is 39 bytes long; its header says 40")]
+)
+def test_a_streamed_shard_that_is_not_whole_is_refused(tmp_path: Path, length: int, message: str) -> None:
+    path = tmp_path / "a.tokens"
+    write(path, [1, 2])
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ValueError, match=message):
+        streamed(path)

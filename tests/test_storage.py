@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import infra.storage
+import infra.storage_s3
 from infra.storage import S3Storage, Storage, find, open_storage
 
 ODD_NAMES = ["a b.txt", "a+b/épo=3/✓ 1", "%2F?&#.bin", "deep/er/and/deeper", "[x]*.txt"]
@@ -185,7 +185,7 @@ def test_errors_of_s3_are_those_of_files(
         monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
         monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
     elif trouble == "server":
-        monkeypatch.setattr(infra.storage, "S3_ATTEMPTS", 1)
+        monkeypatch.setattr(infra.storage_s3, "S3_ATTEMPTS", 1)
         monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     elif trouble == "endpoint":
         monkeypatch.setenv("AWS_ENDPOINT_URL", "nowhere")

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_text import PHRASES, make_documents
 
-from model.config import TokenizerConfig
+from model.data.config import TokenizerConfig
 from model.data.phrases import count_chunks
 from model.data.tokenizer import (
     CONTROL_PIECES,

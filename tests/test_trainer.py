@@ -4,7 +4,6 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from infra.storage import FileStorage
 from model.checkpoint import Checkpointer, CheckpointError
 from model.config import ModelConfig, TrainingConfig
 from model.data.batches import IGNORED, TokenDataset
+from model.data.mixture import Mixture, Source
 from model.metrics import MetricsLog
 from model.trainer import Learner, NonFiniteError, TrainData, Trainer, TrainingOutcome
 
@@ -42,7 +42,12 @@ UNTIMED = ("step", "loss", "learning_rate", "gradient_norm", "tokens", "batch_si
 def dataset(n_tokens: int) -> TokenDataset:
     """Numbers that count up, which a model can learn."""
     tokens = np.arange(n_tokens, dtype=np.uint32) % VOCAB_SIZE
-    return TokenDataset([SimpleNamespace(tokens=tokens)], MODEL.seq_len)  # type: ignore[list-item]
+    return TokenDataset([[tokens]], MODEL.seq_len)
+
+
+def train_data(seed: int) -> TrainData:
+    training = dataset(500)
+    return TrainData(training, Mixture([Source("", len(training))], seed), dataset(100))
 
 
 # These run on ranks.
@@ -64,7 +69,7 @@ def make(
         "model_config": MODEL,
         "vocab_size": VOCAB_SIZE,
         "seed": 3,
-        "data": TrainData(dataset(500), dataset(100)),
+        "data": train_data(other.get("seed", 3)),
         "identity": {"tokens": "fingerprint"},
         "checkpointer": Checkpointer(FileStorage(root / "checkpoints"), root / "staging", 2, group),
         "metrics": MetricsLog(root / "train.jsonl"),
@@ -149,7 +154,7 @@ def first_gradients(micro_batch_size: int, clip_norm: float) -> dict[str, Any]:
         update={"micro_batch_size": micro_batch_size, "ramp_start_batch_size": 6, "clip_norm": clip_norm}
     )
     trainer = make(Path("unused"), training, model_config=WITHOUT_DROPOUT)
-    result = trainer._step(0)
+    result = trainer._step(0, iter([trainer._training_batches(0)]))
     gradients = {name: p.grad.full_tensor().numpy() for name, p in trainer.learner.model.named_parameters()}
     return {"loss": result["loss"], "norm": result["gradient_norm"], "validation": trainer.validate(), **gradients}
 
@@ -285,6 +290,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
         ({"vocab_size": 41}, "its vocab_size is 40, not 41"),
         ({"seed": 4}, "its seed is 3, not 4"),
         ({"identity": {"tokens": "other"}}, "its tokens is 'fingerprint', not 'other'"),
+        ({"identity": {"weights": {"web": 2.0, "books": 1.0}}}, "its weights is None, not {'web': 2.0, 'books': 1.0}"),
         ({"model_config": MODEL.model_copy(update={"n_layer": 3})}, "its n_layer is 2, not 3"),
     ],
 )

@@ -1,161 +1,202 @@
-"""From source files to documents: read, clean, filter, drop duplicates, split, and write Parquet shards."""
+"""From source files to documents: read and filter, deduplicate, split by content, and write Parquet shards.
 
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from hashlib import blake2b
+Every step is made of pieces (model/data/pieces.py): pure functions from files to files that any engine runs, in any
+order, and that a killed run does not do again. What has to be brought together, the duplicates, goes through
+hash-partitioned files.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import numpy as np
 
-from model.config import DataConfig
-from model.data.cleaning import clean, failed_rule
-from model.data.documents import DamagedFile, Dropped, SourceFile, read_documents
+from model.data.config import DataConfig
+from model.data.decontamination import Example, merge_hits, save_evaluation_texts
+from model.data.deduplication import EXACT_DUPLICATE, NEAR_DUPLICATE, deduplicate
+from model.data.document_shards import SPLITS
+from model.data.documents import SourceFile
+from model.data.filters import Histograms
+from model.data.funnel import SAMPLES, Funnel, Samples, SourceCounts, SplitCounts
+from model.data.paragraphs import find_repeated_paragraphs
+from model.data.pieces import Engine, Piece
+from model.data.reading import read_shard
+from model.data.writing import Share, read_rows, splits_of, write_part
 
-SPLITS = ("train", "validation", "test")
-
-_SCHEMA = pa.schema({"text": pa.string(), "source": pa.string(), "document_id": pa.string()})
-_ROW_GROUP_BYTES = 4 << 20
-_READ_ROWS = 64
-_PROGRESS_DOCUMENTS = 1000
+_DROPPED = "dropped.jsonl"
 
 
 @dataclass(frozen=True)
-class Document:
-    """A prepared document; its id is the hash of its normalised text."""
+class _Shard:
+    """What is known of one share of the source files: where it was read to, and what deduplication says of it."""
 
-    text: str
     source: str
-    document_id: str
-
-
-@dataclass
-class SourceCounts:
-    """What became of one source. Bytes are of UTF-8 text: read before cleaning, kept after it."""
-
-    files: int = 0
-    read: int = 0
-    read_bytes: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-    kept: int = 0
-    kept_bytes: int = 0
-    damaged: list[str] = field(default_factory=list)
-
-    def drop(self, reason: str) -> None:
-        self.dropped[reason] = self.dropped.get(reason, 0) + 1
-
-
-@dataclass
-class SplitCounts:
-    """The documents of one split and the UTF-8 bytes of their text."""
-
-    documents: int = 0
-    bytes: int = 0
-
-
-@dataclass
-class Funnel:
-    """How many documents were read, dropped and kept, by source and by split."""
-
-    sources: dict[str, SourceCounts] = field(default_factory=dict)
-    splits: dict[str, SplitCounts] = field(default_factory=lambda: {split: SplitCounts() for split in SPLITS})
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+    documents: Path
+    survivors: Path
+    paragraphs: Path | None
 
 
 def prepare_documents(
-    files: Iterable[SourceFile], config: DataConfig, out: Path, progress: Callable[[Funnel], None]
+    files: Sequence[SourceFile],
+    config: DataConfig,
+    examples: Sequence[Example],
+    work: Path,
+    out: Path,
+    engine: Engine,
+    memory_bytes: int,
 ) -> Funnel:
-    """Writes out/{train,validation,test}/part-*.parquet and returns the counts. What stood there is replaced.
-
-    Of documents with the same text but for case and white space, the first in the order of the files is kept. The same
-    hash chooses the split, so that a document is never in two, whatever else is read. Equal input gives equal bytes.
+    """Writes out/{train,validation,test}/SOURCE-*.parquet and a sample of what was dropped (dropped.jsonl); returns the
+    counts. Equal input gives equal bytes, whatever the engine.
 
     Args:
         files: The files of all sources, in order.
-        config: Filters, fractions and sizes.
-        out: A local folder.
-        progress: Called with the counts so far, at least after each file.
+        config: What is kept.
+        examples: The texts of the evaluation, which are cut out of the documents.
+        work: A folder of this input's own. What an earlier run finished in it is not done again.
+        out: An empty local folder.
+        engine: What runs the pieces.
+        memory_bytes: For what one piece brings together at once.
 
     Raises:
         ValueError: A source kept nothing, or a split is empty.
     """
-    funnel = Funnel()
-    seen: set[bytes] = set()
-    read_sources = set()
-    writers = {split: _DocumentShards(out / split, config.shard_bytes) for split in SPLITS}
-    for file in files:
-        read_sources.add(file.source)
-        counts = funnel.sources.setdefault(file.source_name, SourceCounts())
-        counts.files += 1
-        for document in _kept_documents(file, config, counts, seen):
-            split = _split(document.document_id, config)
-            size = len(document.text.encode())
-            counts.kept += 1
-            counts.kept_bytes += size
-            funnel.splits[split].documents += 1
-            funnel.splits[split].bytes += size
-            writers[split].add(document, size)
-            if counts.kept % _PROGRESS_DOCUMENTS == 0:
-                progress(funnel)
-        progress(funnel)
-    for writer in writers.values():
-        writer.close()
-    for index, source in enumerate(config.sources):
-        if source not in read_sources:
-            raise ValueError(f"data.sources[{index}] ({source.uri}) has no files")
+    read = _read(files, config, examples, work, engine)
+    folders = [folder for _, folder in read]
+    survivors = deduplicate(folders, config.deduplication, work / "duplicates", engine, memory_bytes)
+    paragraphs: Sequence[Path | None] = [None] * len(folders)
+    if config.deduplication.repeated_paragraphs:
+        paragraphs = find_repeated_paragraphs(
+            folders, survivors, config.deduplication, work / "paragraphs", engine, memory_bytes
+        )
+    shards = [
+        _Shard(source, folder, survivor, paragraph)
+        for (source, folder), survivor, paragraph in zip(read, survivors, paragraphs, strict=True)
+    ]
+    parts = _write(shards, config, work / "parts", engine)
+    funnel = _funnel(shards, parts, config)
     _require_documents(funnel, config)
+    _collect(shards, parts, out)
     return funnel
 
 
-def iter_documents(paths: Sequence[Path]) -> Iterator[Document]:
-    """Yields the documents of Parquet shards in order, holding a few at a time."""
-    for path in paths:
-        with pq.ParquetFile(path) as shard:
-            for batch in shard.iter_batches(_READ_ROWS):
-                for row in batch.to_pylist():
-                    yield Document(**row)
+def _read(
+    files: Sequence[SourceFile], config: DataConfig, examples: Sequence[Example], work: Path, engine: Engine
+) -> list[tuple[str, Path]]:
+    """Returns for each share of the files its source and the folder that it was read into."""
+    evaluation = None
+    if config.decontamination.enabled and examples:
+        evaluation = work / "evaluation"
+        engine.finish(
+            "evaluation texts", [Piece(evaluation, partial(save_evaluation_texts, examples, config.decontamination))]
+        )
+    shares = list(_shares(files, config.shard_bytes))
+    folders = [work / "read" / f"{number:05}" for number in range(len(shares))]
+    engine.finish(
+        "reading",
+        [
+            Piece(folder, partial(read_shard, share, config, evaluation))
+            for folder, share in zip(folders, shares, strict=True)
+        ],
+    )
+    return [(share[0].source_name, folder) for folder, share in zip(folders, shares, strict=True)]
 
 
-def _kept_documents(file: SourceFile, config: DataConfig, counts: SourceCounts, seen: set[bytes]) -> Iterator[Document]:
-    try:
-        for record in read_documents(file, config.max_document_bytes):
-            counts.read += 1
-            if isinstance(record, Dropped):
-                counts.drop(record.reason)
-                continue
-            counts.read_bytes += len(record.encode())
-            text = clean(record)
-            if rule := failed_rule(text, config.filters):
-                counts.drop(rule)
-                continue
-            digest = _content_hash(text)
-            if digest in seen:
-                counts.drop("duplicate")
-                continue
-            seen.add(digest)
-            yield Document(text, file.source_name, digest.hex())
-    except DamagedFile as damage:
-        counts.damaged.append(str(damage))
+def _shares(files: Sequence[SourceFile], shard_bytes: int) -> Iterator[tuple[SourceFile, ...]]:
+    """Yields the files in shares of one source and about shard_bytes: a large file alone, small ones together."""
+    share: list[SourceFile] = []
+    size = 0
+    for file in files:
+        if share and (file.source != share[0].source or size + file.size_bytes > shard_bytes):
+            yield tuple(share)
+            share, size = [], 0
+        share.append(file)
+        size += file.size_bytes
+    if share:
+        yield tuple(share)
 
 
-def _content_hash(text: str) -> bytes:
-    return blake2b(" ".join(text.lower().split()).encode(), digest_size=16).digest()
+def _write(shards: Sequence[_Shard], config: DataConfig, work: Path, engine: Engine) -> dict[str, Path]:
+    """Returns the folder of every part by the name that it will have."""
+    pieces = {}
+    names = _file_names(list(dict.fromkeys(shard.source for shard in shards)))
+    for number, split in enumerate(SPLITS):
+        for source, name in names.items():
+            of_source = [shard for shard in shards if shard.source == source]
+            for part, shares in sorted(_plan(of_source, number, config).items()):
+                path = f"{split}/{name}-{part:05}"
+                pieces[path] = Piece(work / path, partial(write_part, shares, number, config))
+    engine.finish("writing", list(pieces.values()))
+    return {name: piece.folder for name, piece in pieces.items()}
 
 
-def _split(document_id: str, config: DataConfig) -> str:
-    place = int(document_id, 16) / (1 << 4 * len(document_id))
-    if place < config.validation_fraction:
-        return "validation"
-    return "test" if place < config.validation_fraction + config.test_fraction else "train"
+def _plan(shards: Sequence[_Shard], split: int, config: DataConfig) -> dict[int, list[Share]]:
+    """Returns which rows are in each part: those whose text starts within its share of the split's bytes."""
+    plan: dict[int, list[Share]] = {}
+    offset = 0
+    for shard in shards:
+        rows = np.flatnonzero(splits_of(shard.survivors, config) == split)
+        ends = offset + np.cumsum(np.load(shard.documents / "size.npy")[rows].astype(np.int64))
+        parts = np.concatenate([[offset], ends[:-1]]) // config.shard_bytes if len(rows) else np.empty(0, np.int64)
+        for part in np.unique(parts).tolist():
+            of_part = rows[parts == part]
+            share = Share(shard.documents, shard.survivors, shard.paragraphs, int(of_part[0]), int(of_part[-1]) + 1)
+            plan.setdefault(part, []).append(share)
+        offset = int(ends[-1]) if len(rows) else offset
+    return plan
+
+
+def _file_names(sources: Sequence[str]) -> dict[str, str]:
+    """Returns a name for the files of each source that every file system can hold."""
+    names: dict[str, str] = {}
+    for source in sources:
+        plain = re.sub(r"[^A-Za-z0-9]+", "-", source).strip("-")[:40] or "source"
+        taken = set(names.values())
+        choices = (plain if number == 1 else f"{plain}_{number}" for number in range(1, len(sources) + 1))
+        names[source] = next(name for name in choices if name not in taken)
+    return names
+
+
+def _funnel(shards: Sequence[_Shard], parts: dict[str, Path], config: DataConfig) -> Funnel:
+    funnel = Funnel({}, {split: SplitCounts() for split in SPLITS})
+    histograms = Histograms()
+    for shard in shards:
+        counts = funnel.sources.setdefault(shard.source, SourceCounts())
+        found = _json(shard.documents / "counts.json")
+        counts.add(SourceCounts(**found["counts"]))
+        histograms.merge(Histograms.from_dict(found["histograms"]))
+        for file, hits in found["contamination"].items():
+            funnel.contamination[file] = merge_hits(funnel.contamination.get(file), hits)
+        reasons = np.load(shard.survivors / "reason.npy")
+        for reason, name in ((EXACT_DUPLICATE, "duplicate"), (NEAR_DUPLICATE, "near_duplicate")):
+            if dropped := int((reasons == reason).sum()):
+                counts.dropped[name] = counts.dropped.get(name, 0) + dropped
+    names = _file_names(list(funnel.sources))
+    for path, folder in parts.items():
+        split, _, file = path.partition("/")
+        source = next(source for source, name in names.items() if name == file.rpartition("-")[0])
+        written = _json(folder / "counts.json")
+        counts = funnel.sources[source]
+        counts.kept += written["documents"]
+        counts.kept_bytes += written["bytes"]
+        for language, documents in written["languages"].items():
+            counts.languages[language] = counts.languages.get(language, 0) + documents
+        if written["emptied"]:
+            counts.dropped["repeated_paragraphs"] = counts.dropped.get("repeated_paragraphs", 0) + written["emptied"]
+        funnel.splits[split].documents += written["documents"]
+        funnel.splits[split].bytes += written["bytes"]
+        funnel.parts[f"{path}.parquet"] = {"source": source, **written}
+    funnel.histograms = histograms.to_dict()
+    return funnel
 
 
 def _require_documents(funnel: Funnel, config: DataConfig) -> None:
     for name, counts in funnel.sources.items():
-        if not counts.kept:
+        # A source whose every document another one has too is no mistake.
+        if not counts.kept and not counts.dropped.keys() & {"duplicate", "near_duplicate"}:
             reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.dropped.items())) or "nothing"
             damaged = f"; damaged: {'; '.join(counts.damaged)}" if counts.damaged else ""
             raise ValueError(
@@ -171,48 +212,35 @@ def _require_documents(funnel: Funnel, config: DataConfig) -> None:
             )
 
 
-class _DocumentShards:
-    """Writes documents to part-00000.parquet and on; a part has its name once it is whole."""
+def _collect(shards: Sequence[_Shard], parts: dict[str, Path], out: Path) -> None:
+    """Brings together in out what the pieces hold."""
+    for split in SPLITS:
+        (out / split).mkdir(parents=True)
+    for path, folder in parts.items():
+        (out / f"{path}.parquet").hardlink_to(folder / "part.parquet")
+    with (out / _DROPPED).open("w", encoding="utf-8") as file:
+        for source in dict.fromkeys(shard.source for shard in shards):
+            samples = Samples()
+            of_source = [shard for shard in shards if shard.source == source]
+            for shard in of_source:
+                samples.merge(_json(shard.documents / "counts.json")["samples"])
+            _sample_duplicates(of_source, samples)
+            for row in samples.rows():
+                line = {"source": source} | {name: value for name, value in row.items() if name != "order"}
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
-    def __init__(self, folder: Path, shard_bytes: int) -> None:
-        if folder.exists():
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True)
-        self._folder = folder
-        self._shard_bytes = shard_bytes
-        self._parts = 0
-        self._part_bytes = 0
-        self._writer: pq.ParquetWriter | None = None
-        self._rows: list[Document] = []
-        self._rows_bytes = 0
 
-    def add(self, document: Document, size: int) -> None:
-        if self._part_bytes and self._part_bytes + size > self._shard_bytes:
-            self.close()
-        self._rows.append(document)
-        self._rows_bytes += size
-        self._part_bytes += size
-        if self._rows_bytes >= _ROW_GROUP_BYTES:
-            self._write_rows()
+def _sample_duplicates(shards: Sequence[_Shard], samples: Samples) -> None:
+    """Adds a few documents that were dropped because another is like them."""
+    for shard in shards:
+        reasons = np.load(shard.survivors / "reason.npy")
+        content = np.load(shard.documents / "content.npy", mmap_mode="r")
+        for reason, name in ((EXACT_DUPLICATE, "duplicate"), (NEAR_DUPLICATE, "near_duplicate")):
+            rows = np.flatnonzero(reasons == reason)
+            for row in rows[np.argsort(content[rows, 0], kind="stable")[:SAMPLES]].tolist():
+                for table in read_rows(shard.documents, row, row + 1):
+                    samples.add(name, table.column("origin")[0].as_py(), table.column("text")[0].as_py())
 
-    def close(self) -> None:
-        """Ends the part that is being written, if any."""
-        if self._rows:
-            self._write_rows()
-        if self._writer:
-            self._writer.close()
-            self._partial_path.replace(self._folder / f"part-{self._parts:05}.parquet")
-            self._writer = None
-            self._parts += 1
-        self._part_bytes = 0
 
-    @property
-    def _partial_path(self) -> Path:
-        return self._folder / f"part-{self._parts:05}.parquet.partial"
-
-    def _write_rows(self) -> None:
-        if self._writer is None:
-            self._writer = pq.ParquetWriter(self._partial_path, _SCHEMA, compression="zstd")
-        self._writer.write_table(pa.Table.from_pylist([vars(row) for row in self._rows], _SCHEMA))
-        self._rows.clear()
-        self._rows_bytes = 0
+def _json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))

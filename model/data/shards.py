@@ -1,24 +1,19 @@
-"""Token shards: fixed-width ids in one file, the ends of the documents in another, both memory-mapped to read.
+"""Token shards: fixed-width ids in one file, the ends of the documents in another; memory-mapped, or read in ranges.
 
-part-00000.tokens   header, then one little-endian uint32 per token
-part-00000.index    header, then one little-endian uint64 per document: the token after its last
+NAME.tokens   header, then one little-endian uint32 per token
+NAME.index    header, then one little-endian uint64 per document: the token after its last
 
 header (32 bytes)   magic, format version, bytes per value, tokens, documents
 """
 
 import struct
-from array import array
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-
-from model.data.documents import replace_surrogates
-from model.data.tokenizer import Tokenizer
 
 TOKEN = np.dtype("<u4")  # a vocabulary of 262,144 needs 18 bits
 DOCUMENT_END = np.dtype("<u8")
@@ -27,20 +22,6 @@ _HEADER = struct.Struct("<8sIIQQ")
 _TOKENS_MAGIC = b"JUMBOTOK"
 _INDEX_MAGIC = b"JUMBOIDX"
 _VERSION = 1
-_PROGRESS_DOCUMENTS = 1000
-
-
-@dataclass
-class TokenCounts:
-    """What was written. Bytes are of the documents' UTF-8 text; tokens include one end of text a document."""
-
-    documents: int = 0
-    tokens: int = 0
-    bytes: int = 0
-    shards: int = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class ShardWriter:
@@ -48,8 +29,9 @@ class ShardWriter:
 
     def __init__(self, path: Path) -> None:
         self.tokens = 0
+        self.documents = 0
         self._path = path
-        self._ends = array("Q")
+        self._ends: list[NDArray[np.uint64]] = []
         self._partial = path.with_suffix(".tokens.partial")
         self._file = self._partial.open("wb")
         self._file.write(bytes(_HEADER.size))
@@ -66,9 +48,20 @@ class ShardWriter:
 
     def add(self, ids: Sequence[int]) -> None:
         """Adds one document."""
-        self._file.write(np.array(ids, TOKEN).tobytes())
+        self.extend(np.array(ids, TOKEN), np.array([len(ids)]))
+
+    def extend(self, ids: NDArray[np.uint32], ends: NDArray[Any]) -> None:
+        """Adds documents.
+
+        Args:
+            ids: Their tokens, one document after the other.
+            ends: For each document the place in ids after its last token.
+        """
+        assert ids.dtype == TOKEN
+        self._file.write(ids.data)
+        self._ends.append(np.asarray(ends, DOCUMENT_END) + np.uint64(self.tokens))
         self.tokens += len(ids)
-        self._ends.append(self.tokens)
+        self.documents += len(ends)
 
     def close(self) -> None:
         self._file.seek(0)
@@ -76,12 +69,13 @@ class ShardWriter:
         self._file.close()
         index = self._path.with_suffix(".index")
         partial = self._path.with_suffix(".index.partial")
-        partial.write_bytes(self._header(_INDEX_MAGIC, DOCUMENT_END) + np.array(self._ends, DOCUMENT_END).tobytes())
+        ends = np.concatenate([np.empty(0, DOCUMENT_END), *self._ends])
+        partial.write_bytes(self._header(_INDEX_MAGIC, DOCUMENT_END) + ends.tobytes())
         partial.replace(index)
         self._partial.replace(self._path)
 
     def _header(self, magic: bytes, value: np.dtype) -> bytes:
-        return _HEADER.pack(magic, _VERSION, value.itemsize, self.tokens, len(self._ends))
+        return _HEADER.pack(magic, _VERSION, value.itemsize, self.tokens, self.documents)
 
 
 class TokenShard:
@@ -106,70 +100,83 @@ class TokenShard:
         if (np.diff(ends) < 0).any() or ends[-2] != n_tokens:
             raise ValueError(f"{index}: the document ends do not ascend to the number of tokens ({n_tokens})")
 
+    def __len__(self) -> int:
+        """The number of documents."""
+        return len(self.document_ends)
+
     def document(self, number: int) -> NDArray[np.uint32]:
         """Returns the ids of one document, its end of text included."""
         start = self.document_ends[number - 1] if number else 0
         return self.tokens[int(start) : int(self.document_ends[number])]
 
 
-def write_token_shards(
-    documents: Iterable[str],
-    tokenizer: Tokenizer,
-    out: Path,
-    shard_tokens: int,
-    progress: Callable[[TokenCounts], None],
-) -> TokenCounts:
-    """Writes out/part-*.tokens with their indexes, and out/unigram.npy: how often each id occurs, (vocab_size,) uint64.
+class StreamedTokens:
+    """The tokens of a shard that lies elsewhere; every slice is read when it is asked for.
 
-    Every document, an empty one too, gives its tokens and one end of text. A shard holds whole documents and at most
-    shard_tokens tokens, more only for a single document. No documents at all give one empty shard.
+    Args:
+        name: Of the .tokens file, for errors.
+        size_bytes: Of the .tokens file.
+        read: Returns so many bytes of it from a place on: read(start, length).
+        vocab_size: Every id must be below it.
+
+    Raises:
+        ValueError: The file is no shard of this format, or not whole.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    for stale in (*out.glob("part-*"), *out.glob("unigram.npy")):
-        stale.unlink()
-    counts = TokenCounts()
-    unigram = np.zeros(tokenizer.vocab_size, np.uint64)
-    encoded = ((text, [*tokenizer.encode(text), tokenizer.end_of_text]) for text in documents)
-    following = next(encoded, None)
-    while following or not counts.shards:
-        with ShardWriter(out / f"part-{counts.shards:05}.tokens") as writer:
-            while following and (not writer.tokens or writer.tokens + len(following[1]) <= shard_tokens):
-                text, ids = following
-                writer.add(ids)
-                np.add.at(unigram, ids, np.uint64(1))
-                counts.documents += 1
-                counts.tokens += len(ids)
-                counts.bytes += len(replace_surrogates(text).encode())
-                if counts.documents % _PROGRESS_DOCUMENTS == 0:
-                    progress(counts)
-                following = next(encoded, None)
-        counts.shards += 1
-        progress(counts)
-    partial = out / "unigram.npy.partial"
-    with partial.open("wb") as file:
-        np.save(file, unigram)
-    partial.replace(out / "unigram.npy")
-    return counts
+
+    def __init__(self, name: str, size_bytes: int, read: Callable[[int, int], bytes], vocab_size: int) -> None:
+        self._name, self._read, self._vocab_size = name, read, vocab_size
+        header = read(0, min(_HEADER.size, size_bytes))
+        self._length, _ = _check_header(name, header, size_bytes, _TOKENS_MAGIC, TOKEN)
+
+    def __len__(self) -> int:
+        """The number of tokens."""
+        return self._length
+
+    def __getitem__(self, part: slice) -> NDArray[np.uint32]:
+        """Returns the tokens from part.start to part.stop, or to the shard's end.
+
+        Raises:
+            ValueError: An id is not in the vocabulary.
+        """
+        length = min(part.stop, self._length) - part.start
+        assert length >= 0
+        data = self._read(_HEADER.size + part.start * TOKEN.itemsize, length * TOKEN.itemsize)
+        tokens = np.frombuffer(data, TOKEN)
+        if (highest := int(tokens.max(initial=0))) >= self._vocab_size:
+            raise ValueError(f"{self._name}: holds the token id {highest}; the vocabulary has {self._vocab_size} ids")
+        return tokens
+
+
+def merge_shards(paths: Sequence[Path], out: Path) -> None:
+    """Writes the documents of shards, in their order, as one shard: few large files of many small ones."""
+    with ShardWriter(out) as writer:
+        for path in paths:
+            shard = TokenShard(path)
+            writer.extend(shard.tokens, shard.document_ends)  # pages of the map come and go as they are written
 
 
 def _read_header(path: Path, magic: bytes, value: np.dtype) -> tuple[int, int]:
-    """Returns the number of tokens and of documents after checking that the file is what its header says."""
     with path.open("rb") as file:
-        data = file.read(_HEADER.size)
-    if len(data) < _HEADER.size or not data.startswith(magic):
-        raise ValueError(f"{path}: does not start with the header of a token shard ({magic.decode()})")
-    _, version, width, tokens, documents = _HEADER.unpack(data)
+        return _check_header(str(path), file.read(_HEADER.size), path.stat().st_size, magic, value)
+
+
+def _check_header(name: str, header: bytes, size_bytes: int, magic: bytes, value: np.dtype) -> tuple[int, int]:
+    """Returns the number of tokens and of documents after checking that the file is what its header says."""
+    if len(header) < _HEADER.size or not header.startswith(magic):
+        raise ValueError(f"{name}: does not start with the header of a token shard ({magic.decode()})")
+    _, version, width, tokens, documents = _HEADER.unpack(header)
     if version != _VERSION:
-        raise ValueError(f"{path}: has format version {version}; this code reads version {_VERSION}")
+        raise ValueError(f"{name}: has format version {version}; this code reads version {_VERSION}")
     if width != value.itemsize:
-        raise ValueError(f"{path}: holds values of {width} bytes; {value.itemsize} expected")
+        raise ValueError(f"{name}: holds values of {width} bytes; {value.itemsize} expected")
     size = _HEADER.size + width * (tokens if magic == _TOKENS_MAGIC else documents)
-    if path.stat().st_size != size:
-        raise ValueError(f"{path}: is {path.stat().st_size} bytes long; its header says {size}")
+    if size_bytes != size:
+        raise ValueError(f"{name}: is {size_bytes} bytes long; its header says {size}")
     return tokens, documents
 
 
 def _map(path: Path, value: np.dtype, count: int) -> NDArray[Any]:
     if not count:  # an empty range cannot be mapped
         return np.empty(0, value)
-    return np.memmap(path, value, mode="r", offset=_HEADER.size, shape=(count,))
+    # A plain array over the map: slices of np.memmap itself are several times slower to make.
+    return np.asarray(np.memmap(path, value, mode="r", offset=_HEADER.size, shape=(count,)))

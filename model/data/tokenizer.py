@@ -2,17 +2,20 @@
 
 import heapq
 import io
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import sentencepiece
+from numpy.typing import NDArray
 
-from model.config import TokenizerConfig
+from model.data.config import TokenizerConfig
 from model.data.documents import replace_surrogates
 from model.data.phrases import count_chunks
 
@@ -22,6 +25,8 @@ CONTROL_PIECES = ("<unk>", "<|endoftext|>", "<pad>")
 _USER_PIECES = ["\n"]
 _N_BYTES = 256
 _SPACE = "\u2581"  # how SentencePiece writes a space
+_SPACE_BYTES = _SPACE.encode()
+_LINES = re.compile(rb"[^\n]*\n+")  # a line and the newlines after it
 # SentencePiece keeps these for itself, or its training file cannot hold them; they are encoded as bytes.
 _UNTRAINABLE = frozenset("\0\t\n\r\u2581\u2585")
 _COVERAGE = 0.9999
@@ -89,6 +94,39 @@ class Tokenizer:
             ids += self._encode_space_signs(line) if _SPACE in line else line_ids
         return ids
 
+    def encode_documents(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Returns what `encode` gives for each text, an end of text after it, much faster for many at once.
+
+        Every line is encoded with the newlines that follow it, which changes none of its own tokens, and once for all
+        texts that have it. The newline that is added to a text makes the place for its end of text.
+
+        Returns:
+            The ids of all documents, (tokens,), and for each document the place after its last, (documents,).
+        """
+        number_of: dict[bytes, int] = {}
+        order: list[int] = []
+        newlines: list[int] = []
+        for text in texts:
+            data = _utf8(text) + b"\n"
+            order += [number_of.setdefault(line, len(number_of)) for line in _LINES.findall(data)]
+            newlines.append(data.count(b"\n"))
+        encoded = self._encode_lines(list(number_of))
+        ids = np.frombuffer(b"".join([encoded[number] for number in order]), np.int32).astype(np.uint32)
+        ends = np.flatnonzero(ids == self._newline)[np.cumsum(newlines, dtype=np.int64) - 1] + 1
+        ids[ends - 1] = END_OF_TEXT
+        return ids, ends
+
+    def _encode_lines(self, lines: list[bytes]) -> list[Any]:
+        """Returns the ids of each line with its newlines, as bytes of int32."""
+        # What encode(out_type="numpy") calls; that would make an array of every line, which takes a fifth of the time.
+        encoded = self._model._processor._EncodeAsBufferBatch(lines, 1, None, False, -1, 0.0, False, False, False)
+        for number, line in enumerate(lines):
+            if _SPACE_BYTES in line:
+                text = line.rstrip(b"\n")
+                ids = self._encode_space_signs(text.decode()) + [self._newline] * (len(line) - len(text))
+                encoded[number] = np.array(ids, np.int32).tobytes()
+        return encoded
+
     def _encode_space_signs(self, line: str) -> list[int]:
         """Encodes a line that holds SentencePiece's own sign for a space, which would come back as a space."""
         first, *others = self._model.encode(line.split(_SPACE))
@@ -103,6 +141,13 @@ class Tokenizer:
 
     def is_multi_word(self, token: int) -> bool:
         return _SPACE in self.piece(token).strip(_SPACE)
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return replace_surrogates(text).encode()
 
 
 def train_tokenizer(texts: Iterable[str], config: TokenizerConfig, seed: int, out: Path) -> Path:

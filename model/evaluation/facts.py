@@ -38,6 +38,11 @@ class Source(TypedDict, total=False):
     """Reason -> documents."""
     damaged: list[str]
     """Files that could only be read in part."""
+    would_drop: dict[str, int]
+    """Rule of the filters -> documents that break it first, dropped or not."""
+    encodings: dict[str, int]
+    languages: dict[str, int]
+    """Of the documents kept."""
 
 
 class Split(TypedDict, total=False):
@@ -49,6 +54,10 @@ class Split(TypedDict, total=False):
 class Funnel(TypedDict, total=False):
     sources: dict[str, Source]
     splits: dict[str, Split]
+    histograms: dict[str, Any]
+    """Of each score that the filters judge; see model.data.filters.Histograms."""
+    contamination: dict[str, Any]
+    """Evaluation file -> what of it was found in the text; see model.data.decontamination.FileHits."""
 
 
 class Tokenizer(TypedDict, total=False):

@@ -15,7 +15,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, model_validator
 from torch import nn
 
-from model.data.documents import replace_surrogates
+from model.data.records import replace_surrogates
 from model.data.tokenizer import Tokenizer
 from model.evaluation.likelihood import score_completions
 

@@ -13,9 +13,12 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from model.data.documents import replace_surrogates
+from model.data.config import FilterConfig
+from model.data.filters import Histograms
+from model.data.records import replace_surrogates
 from model.evaluation import plots
 from model.evaluation.facts import Check, DocumentsResult, Facts
+from model.evaluation.score_plots import score_histograms
 
 GOOD, BAD, NEUTRAL = "good", "bad", "neutral"
 
@@ -79,6 +82,10 @@ def _drawings(facts: Facts) -> Iterator[tuple[str, tuple[Any, ...]]]:
         yield "choices", (plots.choice_bars, choices)
     if funnel := facts.get("funnel"):
         yield "funnel", (plots.funnel_bars, funnel)
+        filters = facts.get("configuration", {}).get("data", {}).get("filters")
+        if filters and "histograms" in funnel:
+            drawn = Histograms.from_dict(funnel["histograms"])
+            yield "scores", (score_histograms, drawn, FilterConfig.model_validate(filters))
     scaling = facts.get("scaling", {})
     if "tokens_per_second_one_rank" in scaling and scaling["ranks"] > 1:
         yield "scaling", (plots.throughput_bars, scaling)

@@ -10,7 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from model.checkpoint import Checkpointer
 from model.config import ModelConfig, ScalingConfig, TrainingConfig
-from model.data.batches import TokenDataset, rank_batches, sequence_ids
+from model.data.batches import TokenDataset, rank_batches
+from model.data.mixture import Mixture
 from model.gpt import derive_seed
 from model.planning.scaling import AllReduce, ScalingMeasurement, ShortRun
 from model.trainer import Batches, Learner
@@ -24,6 +25,7 @@ def measure(
     vocab_size: int,
     seed: int,
     data: TokenDataset,
+    order: Mixture,
     mesh: DeviceMesh,
     checkpointer: Checkpointer,
 ) -> ScalingMeasurement:
@@ -45,7 +47,9 @@ def measure(
     one_rank = measure_throughput(build, batches, alone, scaling_config)
     all_ranks = measure_throughput(build, batches, mesh, scaling_config)
     learner = build(mesh)
-    short_run = run_short(learner, data, mesh, scaling_config.short_run_steps)
+    first_batch = order.sequence_ids(0, training_config.global_batch_size)
+    micro_batches = rank_batches(first_batch, mesh.get_local_rank(), mesh.size(), training_config.micro_batch_size)
+    short_run = run_short(learner, [data.batch(ids) for ids in micro_batches], scaling_config.short_run_steps)
     save_seconds, load_seconds = measure_checkpoint(learner, checkpointer, scaling_config.short_run_steps)
     return ScalingMeasurement(
         ranks=mesh.size(),
@@ -96,17 +100,13 @@ def measure_throughput(
     return tokens / _slowest(seconds, mesh.device_type)
 
 
-def run_short(learner: Learner, data: TokenDataset, mesh: DeviceMesh, steps: int) -> ShortRun:
+def run_short(learner: Learner, batches: Batches, steps: int) -> ShortRun:
     """Steps of the real model at full batch size, all on the run's first batch and at the peak learning rate.
 
     On one batch the loss must fall within a few steps if gradients, reduction and optimizer work; over different
     batches, in the first steps of a long warm-up, it need not.
     """
-    config = learner.config
-    ids = sequence_ids(0, config.global_batch_size, len(data), learner.seed)
-    micro_batches = rank_batches(ids, mesh.get_local_rank(), mesh.size(), config.micro_batch_size)
-    batches = [data.batch(micro_batch) for micro_batch in micro_batches]
-    losses = [learner.step(step, batches, config.learning_rate).loss for step in range(steps)]
+    losses = [learner.step(step, batches, learner.config.learning_rate).loss for step in range(steps)]
     return ShortRun(steps, losses[0], losses[-1])
 
 

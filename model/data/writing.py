@@ -1,0 +1,108 @@
+"""The last pass: the documents that deduplication left become the Parquet shards of a split."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from model.data.config import DataConfig
+from model.data.document_shards import SCHEMA, SPLITS
+from model.data.paragraphs import read_repeated_paragraphs, remove_paragraphs
+
+_TEXT = SCHEMA.get_field_index("text")
+
+
+@dataclass(frozen=True)
+class Share:
+    """Some rows of a read shard.
+
+    Attributes:
+        documents: The folder that `read_shard` wrote.
+        survivors: What deduplication wrote about it.
+        paragraphs: What repeats in it; None where repeated paragraphs are kept.
+        first, end: The rows, end excluded.
+    """
+
+    documents: Path
+    survivors: Path
+    paragraphs: Path | None
+    first: int
+    end: int
+
+
+def splits_of(survivors: Path, config: DataConfig) -> NDArray[np.uint8]:
+    """Returns the split (a place in SPLITS) of every document of a read shard, and len(SPLITS) for what is dropped.
+
+    The hash of its group chooses, so that near duplicates that are kept are never in two splits.
+    """
+    place = np.load(survivors / "group.npy", mmap_mode="r")[:, 0] / 2.0**64
+    held_out = config.validation_fraction + config.test_fraction
+    split = np.where(place < config.validation_fraction, 1, np.where(place < held_out, 2, 0)).astype(np.uint8)
+    split[~np.load(survivors / "survives.npy")] = len(SPLITS)
+    return split
+
+
+def write_part(shares: Sequence[Share], split: int, config: DataConfig, out: Path) -> None:
+    """Writes the documents of one split among the shares to out/part.parquet, and what they are to out/counts.json."""
+    documents = n_bytes = emptied = 0
+    languages: Counter[str] = Counter()
+    with pq.ParquetWriter(out / "part.parquet", SCHEMA, compression="zstd") as writer:
+        for share in shares:
+            for table in _tables(share, split, config):
+                if share.paragraphs:
+                    before = len(table)
+                    table = _without_repeated_paragraphs(table, share.paragraphs, config)
+                    emptied += before - len(table)
+                table = table.drop_columns("row")
+                if not len(table):
+                    continue
+                writer.write_table(table)
+                documents += len(table)
+                n_bytes += sum(len(text.encode()) for text in table.column(_TEXT).to_pylist())
+                languages.update(table.column("language").to_pylist())
+    counts = {
+        "documents": documents,
+        "bytes": n_bytes,
+        "languages": dict(sorted(languages.items())),
+        "emptied": emptied,
+    }
+    (out / "counts.json").write_text(json.dumps(counts))
+
+
+def read_rows(folder: Path, first: int, end: int) -> Iterator[pa.Table]:
+    """Yields the rows from first to end of a read shard, a row group at a time, with their number in column "row"."""
+    with pq.ParquetFile(folder / "documents.parquet") as file:
+        start = 0
+        for group in range(file.num_row_groups):
+            stop = start + file.metadata.row_group(group).num_rows
+            if start < end and first < stop:
+                low, high = max(first, start), min(end, stop)
+                table = file.read_row_group(group).slice(low - start, high - low)
+                yield table.append_column("row", pa.array(np.arange(low, high)))
+            start = stop
+
+
+def _tables(share: Share, split: int, config: DataConfig) -> Iterator[pa.Table]:
+    splits = splits_of(share.survivors, config)
+    for table in read_rows(share.documents, share.first, share.end):
+        rows = table.column("row").to_numpy()
+        chosen = np.flatnonzero(splits[rows] == split)
+        if len(chosen):
+            yield table.take(chosen)
+
+
+def _without_repeated_paragraphs(table: pa.Table, paragraphs: Path, config: DataConfig) -> pa.Table:
+    """Returns the table without what repeats; what is too short then is left out."""
+    repeated = read_repeated_paragraphs(paragraphs)
+    texts = [
+        remove_paragraphs(text, repeated[row]) if row in repeated else text
+        for text, row in zip(table.column(_TEXT).to_pylist(), table.column("row").to_pylist(), strict=True)
+    ]
+    long_enough = [place for place, text in enumerate(texts) if len(text) >= config.filters.min_chars]
+    return table.set_column(_TEXT, SCHEMA.field("text"), pa.array(texts, pa.string())).take(long_enough)
