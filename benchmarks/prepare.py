@@ -7,7 +7,6 @@ filters left, OUT/documents those that are no duplicate; origin in both is FILE#
 import sys
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 from model.data.config import DataConfig, FilterConfig, SourceConfig
 from model.data.documents import SourceFile
@@ -23,16 +22,12 @@ def run(corpus: Path, out: Path) -> None:
     # Besides Gopher's rules nothing drops a document; a shard is a file of the corpus.
     config = DataConfig(sources=(source,), filters=FilterConfig(min_chars=1), shard_bytes=4 << 20)
     files = [
-        SourceFile(source, "corpus", path.name, partial(_open, path), path.stat().st_size)
+        SourceFile(source, "corpus", path.name, partial(open, path, "rb"), path.stat().st_size)
         for path in sorted(corpus.iterdir())
     ]
     pool = ProcessPool(PROCESSES, lambda _: None)
     prepare_documents(files, config, (), out / "work", out / "documents", pool, MEMORY_BYTES)
     pool.close()
-
-
-def _open(path: Path) -> BinaryIO:
-    return path.open("rb")
 
 
 if __name__ == "__main__":

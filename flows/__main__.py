@@ -10,9 +10,10 @@ from typing import Any, get_origin
 # Prefect's console lines give way to one line a stage; errors are printed once, by main().
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic_settings import (
     BaseSettings,
+    CliPositionalArg,
     CliSettingsSource,
     CliSubCommand,
     EnvSettingsSource,
@@ -20,7 +21,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from flows.presets import preset, preset_names
+from flows.presets import describe, preset, preset_names
 from tasks.config import PipelineConfig
 
 # Not the configuration's: where clusters are recorded, and what their processes are marked with.
@@ -94,6 +95,38 @@ class Score(_Configured):
     step: int | None = Field(None, description="Step of the checkpoint; the newest complete one if not given.")
 
 
+class InspectDocuments(BaseModel):
+    """Sizes by source, languages, and some documents with their scores.
+
+    Example: jumbo inspect documents runs/mine --source web --number 5
+    """
+
+    target: CliPositionalArg[str] = Field(description="A run directory, or a .parquet file of documents; s3:// too.")
+    split: str = Field("train", description="Split of the run: train, validation or test.")
+    source: str = Field("", description="Source of the run; the first if not given.")
+    number: int = Field(3, ge=0, description="Documents to show, evenly spaced over a file. [>= 0]")
+
+
+class InspectTokens(BaseModel):
+    """Token shards: sizes by source, lengths, frequent pieces, and one document with its pieces made visible.
+
+    Example: jumbo inspect tokens runs/mine --document 7
+    """
+
+    target: CliPositionalArg[str] = Field(description="A run directory, or a .tokens file; s3:// too.")
+    split: str = Field("train", description="Split of the run: train, validation or test.")
+    source: str = Field("", description="Source of the run; the first if not given.")
+    document: int = Field(0, ge=0, description="Document of the shard to show, counted from 0. [>= 0]")
+    tokenizer: str = Field("", description="The tokenizer.model of a .tokens file that lies in no run directory.")
+
+
+class Inspect(BaseModel):
+    """Look at what a run, or one of its files, holds."""
+
+    documents: CliSubCommand[InspectDocuments] = Field(description="Documents with their scores.")
+    tokens: CliSubCommand[InspectTokens] = Field(description="Token shards, piece by piece.")
+
+
 class Janitor(BaseModel):
     """End every cluster on this machine whose lease has expired or whose owner is dead."""
 
@@ -120,6 +153,7 @@ class Jumbo(BaseSettings):
     prepare: CliSubCommand[Prepare] = Field(description="Documents, tokenizer and token shards only; no cluster.")
     validate_scaling: CliSubCommand[ValidateScaling] = Field(description="Measure the cluster: go or no-go.")
     score: CliSubCommand[Score] = Field(description="Evaluate any checkpoint of a run again.")
+    inspect: CliSubCommand[Inspect] = Field(description="Look at documents or token shards.")
     janitor: CliSubCommand[Janitor] = Field(description="End clusters whose lease has expired.")
     doctor: CliSubCommand[Doctor] = Field(description="What is installed and what this machine can run.")
 
@@ -143,6 +177,8 @@ def _parse(arguments: list[str]) -> tuple[str, dict[str, Any]]:
         raise ValueError(_explain(str(error), arguments)) from None
     command = next(name for name in Jumbo.model_fields if isinstance(given.get(name), dict))
     options = {key: value for key, value in given[command].items() if value is not None}
+    if command == "inspect":
+        return command, options
     return command, _lists(PipelineConfig, options)
 
 
@@ -197,6 +233,8 @@ def _prepare_command(command: str, options: dict[str, Any]) -> Callable[[], None
         from flows.janitor import janitor
 
         return lambda: _run(janitor)
+    if command == "inspect":
+        return _inspection(options)
     step = options.pop("step", None)
     config = preset(options.pop("preset", "laptop"), _environment(), options)
     from tasks.preflight import check_run, check_scoring
@@ -210,6 +248,27 @@ def _prepare_command(command: str, options: dict[str, Any]) -> Callable[[], None
         return lambda: _run(scoring, config, step)
     check_run(config, needs_cluster=command != "prepare")
     return lambda: _run(_flow(command), config)
+
+
+def _inspection(options: dict[str, Any]) -> Callable[[], None]:
+    """Read what is to be seen; what is left is to print it."""
+    from flows.inspection import show_documents, show_tokens
+    from tasks.inspection import see_documents, see_tokens
+
+    if not options:
+        raise ValueError("inspect what? jumbo inspect documents RUN, or jumbo inspect tokens RUN")
+    ((kind, given),) = options.items()
+    given = {name: value for name, value in given.items() if value is not None}
+    section = InspectDocuments if kind == "documents" else InspectTokens
+    try:
+        wanted = section.model_validate(given).model_dump()
+    except ValidationError as error:
+        raise ValueError(describe(error)) from None
+    if kind == "documents":
+        documents = see_documents(**wanted)
+        return lambda: show_documents(documents)
+    tokens = see_tokens(**wanted)
+    return lambda: show_tokens(tokens)
 
 
 def _environment() -> dict[str, Any]:

@@ -63,7 +63,7 @@ def read_manifest(run_uri: str, directory: str) -> Manifest:
         manifest = Manifest.model_validate_json(open_storage(run_uri).read(name))
     except ValidationError:
         raise ValueError(f"{run_uri}/{name} is damaged, or of another version; make {directory}/ again") from None
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ValueError(
             f"{run_uri} holds no finished {directory}/ ({name} is missing); run that stage first"
         ) from None

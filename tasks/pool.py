@@ -1,20 +1,41 @@
 """A pool of processes that makes pieces (model/data/pieces.py). Imports no Prefect: its workers start quickly."""
 
+import multiprocessing
 import os
+import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-
-import pyarrow as pa
-from loky import ProcessPoolExecutor
+from importlib.abc import MetaPathFinder
+from multiprocessing.connection import wait as wait_for_sentinels
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.process import BaseProcess
+from types import ModuleType
+from typing import Any
 
 from infra.errors import WorkersKilled
 from model.data.pieces import Piece, finish_piece
 
 MAX_BROKEN_POOLS = 3  # in a row, without a piece finished in between
-_PARENT_POLL_SECONDS = 0.5
+_PRELOADED = ["tasks.preload"]
+
+
+class _Worker(ForkServerProcess):
+    """A process that does not import the program's main module: that may be Prefect's, and takes seconds."""
+
+    @staticmethod
+    def _Popen(process_obj: BaseProcess) -> Any:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = ModuleType("__main__")
+        try:
+            return ForkServerProcess._Popen(process_obj)  # type: ignore[attr-defined]
+        finally:
+            sys.modules["__main__"] = main
+
+
+class _Context(ForkServerContext):
+    Process = _Worker
 
 
 class Progress:
@@ -50,7 +71,8 @@ class ProcessPool:
     def finish(self, what: str, pieces: Sequence[Piece]) -> None:
         progress = Progress(what, pieces, self._say)
         self.reused += progress.reused
-        if self._processes == 1 or len(progress.missing) == 1:
+        # The pool is not worth its start for one piece.
+        if self._processes == 1 or (len(progress.missing) == 1 and self._pool is None):
             for piece in progress.missing:
                 finish_piece(piece)
                 progress.add(1)
@@ -60,7 +82,9 @@ class ProcessPool:
 
     def close(self) -> None:
         if self._pool:
-            self._pool.shutdown(kill_workers=True)
+            for worker in list(self._pool._processes.values()):  # what they are at is not wanted any more
+                worker.kill()
+            self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
     def _finish_in_pool(self, what: str, progress: Progress) -> None:
@@ -85,7 +109,9 @@ class ProcessPool:
     def _made(self, pieces: Sequence[Piece]) -> Iterator[None]:
         """Yields as pieces are made, with a few more in the queue than there are processes."""
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(self._processes, initializer=_start_worker, initargs=(os.getpid(),))
+            context = _Context()
+            context.set_forkserver_preload(_PRELOADED)
+            self._pool = ProcessPoolExecutor(self._processes, context, _start_worker)
         running: set[Future[None]] = set()
         for piece in pieces:
             running.add(self._pool.submit(finish_piece, piece))
@@ -99,13 +125,24 @@ class ProcessPool:
                 yield future.result()
 
 
-def _start_worker(parent: int) -> None:
-    """One thread a process, and an end when the process that asked is gone: it cannot say so when it is killed."""
-    pa.set_cpu_count(1)
+def forgo_pandas() -> None:
+    """Lets pyarrow do without pandas here: it would import it, 28 MB, to ask whether what it was given is pandas'."""
+    sys.meta_path.insert(0, _NoPandas())
+
+
+class _NoPandas(MetaPathFinder):
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError(fullname, name=fullname)
+
+
+def _start_worker() -> None:
+    """An end when the process that asked is gone: it cannot say so when it is killed."""
+    parent = multiprocessing.parent_process()
+    assert parent
 
     def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(_PARENT_POLL_SECONDS)
+        wait_for_sentinels([parent.sentinel])
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 
@@ -22,3 +23,8 @@ def write_number_or_be_killed(mark: Path, number: int, out: Path) -> None:
 def refuse(out: Path) -> None:
     (out / "half").touch()
     raise ValueError("data: is not to be had")
+
+
+def sleep(out: Path) -> None:
+    (out / "started").touch()
+    time.sleep(60)

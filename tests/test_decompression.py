@@ -104,16 +104,16 @@ def wrong_checksum(data: bytes, suffix: str) -> bytes:
 @pytest.mark.parametrize("suffix", [".gz", ".zst", ".bz2"])
 @pytest.mark.parametrize("whole_frames", [0, 3])
 def test_a_wrong_checksum_loses_no_record(suffix: str, whole_frames: int) -> None:
-    frame = COMPRESS[suffix](json_lines(*(20_000 * ["the same line"])))
+    frame = COMPRESS[suffix](json_lines(*(5000 * ["the same line"])))
     records, message = read_until_damage("x.jsonl" + suffix, whole_frames * frame + wrong_checksum(frame, suffix))
-    assert records == (whole_frames + 1) * 20_000 * ["the same line"]
+    assert records == (whole_frames + 1) * 5000 * ["the same line"]
     assert message.startswith(f"x.jsonl{suffix}: ")
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_every_line_before_the_damage_is_read(suffix: str) -> None:
     data = COMPRESS[suffix](json_lines(*TEXTS))
-    for place in range(100, len(data) - 40, len(data) // 12):
+    for place in range(100, len(data) - 40, len(data) // 5):
         whole = decoded_byte_by_byte(data[:place], suffix).count(b"\n")
         damaged = data[:place] + bytes(byte ^ 0x55 for byte in data[place : place + 40]) + data[place + 40 :]
         assert read_until_damage("x.jsonl" + suffix, damaged)[0][:whole] == TEXTS[:whole]
@@ -179,9 +179,9 @@ def gzip_bomb() -> bytes:
     [
         # zlib makes at most 1,032 bytes out of one; zstd 128 KiB out of four; bzip2 and xz are told how many to make.
         (".gz", gzip_bomb, 16 << 20),
-        (".zst", lambda: zstandard.compress(b"x" * (256 << 20)), 160 << 20),
+        (".zst", lambda: zstandard.compress(b"x" * (128 << 20)), 160 << 20),
         (".bz2", lambda: bz2.compress(b"x" * (32 << 20)), 16 << 20),
-        (".xz", lambda: lzma.compress(b"x" * (64 << 20), preset=0), 16 << 20),
+        (".xz", lambda: lzma.compress(b"x" * (32 << 20), preset=0), 16 << 20),
     ],
 )
 @pytest.mark.parametrize("is_damaged", [False, True])

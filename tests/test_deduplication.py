@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from read_folders import DyingEngine, Killed, all_bytes, surviving_texts, write_read_folders
@@ -82,6 +83,14 @@ def test_documents_shorter_than_the_ngram_are_compared_by_content() -> None:
     """Case D6, text-dedup 77: cat, dog, cat with n = 5 leaves 2."""
     assert survivors_of([["cat", "dog", "cat"]]) == ["cat", "dog"]
     assert survivors_of([["cat"], [], ["dog"], ["cat"]]) == ["cat", "dog"]
+
+
+@pytest.mark.parametrize("memory_bytes", [MEMORY, 10_000])
+def test_exact_copies_are_found_in_every_partition(memory_bytes: int) -> None:
+    names = [f"name {number}" for number in range(40)]
+    assert survivors_of([names, [name.upper() for name in names], names], memory_bytes) == sorted(
+        min([name, name.upper()], key=lambda text: xxhash.xxh3_64_intdigest(f"\0{text}".encode())) for name in names
+    )
 
 
 def test_a_chain_leaves_the_same_for_every_order() -> None:
@@ -216,6 +225,16 @@ def test_a_template_of_100_000_documents_is_linear(tmp_path: Path) -> None:
     first = np.lexsort((content[:, 1], content[:, 0]))[0]
     assert (pairs == first).sum() == count - 1
     assert not connected_components([pairs.astype(np.int64)], count).any()
+
+
+def test_an_exact_copy_takes_no_part_in_near_duplicates(tmp_path: Path) -> None:
+    save(tmp_path, bands=np.full((1, 4), 7, np.uint64), content=np.arange(8, dtype=np.uint64).reshape(4, 2))
+    save(tmp_path, representative=np.array([0, 0, 2, 2], np.uint64))
+    out = tmp_path / "out"
+    out.mkdir()
+    find_pairs(out, [tmp_path], [tmp_path], 0, Partition(0, 1))
+    assert load(out, "pairs").tolist() == [[0, 2]]
+    assert load(out, "addresses").tolist() == [0, 2]
 
 
 def test_all_pairs_of_a_small_bucket_are_compared() -> None:

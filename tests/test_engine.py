@@ -96,22 +96,18 @@ def test_two_makers_of_one_piece_leave_one(tmp_path: Path) -> None:
 
 
 SLEEPING = """
-import sys, time
-from functools import partial
+import sys
 from pathlib import Path
+from made_pieces import sleep
 from model.data.pieces import Piece
 from tasks.pool import ProcessPool
-
-def sleep(out):
-    (out / "started").touch()
-    time.sleep(60)
 
 ProcessPool(2, lambda _: None).finish("sleep", [Piece(Path(sys.argv[1]) / name, sleep) for name in "ab"])
 """
 
 
 def test_workers_end_with_the_process_that_asked(tmp_path: Path) -> None:
-    environment = os.environ | {"TEST_MARK": str(tmp_path)}
+    environment = os.environ | {"TEST_MARK": str(tmp_path), "PYTHONPATH": str(Path(__file__).parent)}
     with subprocess.Popen([sys.executable, "-c", SLEEPING, str(tmp_path)], env=environment) as parent:
         deadline = time.monotonic() + 60
         while len(list(tmp_path.rglob("started"))) < 2:

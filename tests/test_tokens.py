@@ -2,14 +2,11 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-from prefect import flow
 from sample_text import make_documents
+from token_runs import Corpus, corpus, make_config, prepare_tokens
 
 from infra.storage import open_storage
 from infra.storage_s3 import S3Storage
@@ -19,45 +16,13 @@ from model.data.shards import TokenShard
 from model.data.tokenizer import END_OF_TEXT, Tokenizer, train_tokenizer
 from tasks.config import PipelineConfig
 from tasks.dataset import open_dataset, planned_epochs, training_order
-from tasks.manifest import FORMAT_VERSION, Manifest, digest, read_manifest, record_file
+from tasks.manifest import Manifest, read_manifest
 from tasks.stage import Stage
 from tasks.stages import tokens_stage, training_stage
-from tasks.tokens import tokenize
+
+Prepare = Callable[..., Manifest]
 
 pytestmark = pytest.mark.usefixtures("prefect_server")
-
-Corpus = dict[str, list[str]]
-"""The texts of each part by name, such as train/web-00000."""
-
-
-def corpus(*sources: str, seed: int = 0) -> Corpus:
-    return {
-        f"{split}/{source}-00000": make_documents(count, seed=seed + 10 * len(source) + len(split))
-        for source in sources
-        for split, count in (("train", 12), ("validation", 4), ("test", 4))
-    }
-
-
-def stored(run_uri: str, directory: str, files: dict[str, Path], counts: dict[str, Any]) -> Manifest:
-    """A stage's manifest, with its files stored."""
-    records = [record_file(path, name) for name, path in sorted(files.items())]
-    for name, path in files.items():
-        open_storage(run_uri).upload(path, f"{directory}/{name}")
-    return Manifest(
-        format_version=FORMAT_VERSION,
-        stage={"documents": "preprocess"}.get(directory, directory),
-        run_uri=run_uri,
-        directory=directory,
-        key="",
-        inputs={},
-        fingerprint=digest([[record.name, record.sha256] for record in records]),
-        files=tuple(records),
-        counts=counts,
-        summary="",
-        seconds=0,
-        cost_usd=0,
-        finished="",
-    )
 
 
 @pytest.fixture(scope="module")
@@ -66,47 +31,14 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train_tokenizer(make_documents(40), config, 0, tmp_path_factory.mktemp("tokenizer"))
 
 
-Prepare = Callable[..., Manifest]
-
-
 @pytest.fixture
 def prepare(tmp_path: Path, model_path: Path) -> Prepare:
     """Runs the stage on a corpus."""
 
     def prepare(config: PipelineConfig, texts: Corpus, tokenizer: Path = model_path) -> Manifest:
-        files, parts = {}, {}
-        for name, documents in texts.items():
-            path = tmp_path / "prepared" / f"{name}.parquet"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            pq.write_table(pa.table({"text": documents}), path)
-            files[f"{name}.parquet"] = path
-            parts[f"{name}.parquet"] = {"source": name.partition("/")[2].rpartition("-")[0]}
-        documents_manifest = stored(config.run_uri, "documents", files, {"parts": parts})
-        tokenizer_manifest = stored(config.run_uri, "tokenizer", {"tokenizer.model": tokenizer}, {})
-
-        @flow
-        def run() -> Manifest:
-            return tokenize(config, documents_manifest, tokenizer_manifest)
-
-        return run()
+        return prepare_tokens(config, texts, tokenizer, tmp_path / "prepared")
 
     return prepare
-
-
-def make_config(run: Path | str, *sources: str, weights: tuple[float, ...] = (), **layers: Any) -> PipelineConfig:
-    uris = [{"uri": f"{source}.jsonl", "name": source} for source in sources]
-    for uri, weight in zip(uris, weights, strict=False):
-        uri["weight"] = weight  # type: ignore[assignment]
-    return PipelineConfig.model_validate(
-        {
-            "run_uri": str(run),
-            "data": {"sources": uris},
-            "engine": {"processes": 1},
-            "model": {"seq_len": 32},
-            "training": {"steps": 10, "global_batch_size": 8, "ramp_start_batch_size": 8},
-            **layers,
-        }
-    )
 
 
 def contents(run: Path) -> dict[str, bytes]:

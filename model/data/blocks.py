@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
-from model.data.records import Dropped, dropped
+from model.data.records import DamagedFile, Dropped, dropped
 
 BLOCK_BYTES = 1 << 16
 
@@ -35,27 +35,36 @@ class BlockReader(io.RawIOBase):
         self._block = b""
         self._start = 0
         self._position = 0
+        self._damage: DamagedFile | None = None
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """Returns the next `size` bytes; fewer only at the end."""
+        """Returns the next `size` bytes; fewer only at the end, or before damage, which the next reading raises."""
         assert size >= 0, "the rest of a file may not fit into memory"
         parts: list[bytes] = []
         missing = size
         while missing > 0:
             if self._start == len(self._block):
-                block = next(self._blocks, None)
-                if block is None:
+                self._block, self._start = self._next_block(), 0
+                if not self._block:
                     break
-                self._block, self._start = block, 0
             part = self._block[self._start : self._start + missing]
             self._start += len(part)
             missing -= len(part)
             parts.append(part)
+        if self._damage and not parts:
+            raise self._damage
         self._position += size - missing
         return b"".join(parts)
+
+    def _next_block(self) -> bytes:
+        try:
+            return next(filter(None, self._blocks), b"")
+        except DamagedFile as damage:
+            self._damage = damage
+            return b""
 
     def tell(self) -> int:
         return self._position

@@ -4,7 +4,7 @@ import codecs
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
-import charset_normalizer
+from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
 from model.data.records import BYTE_ORDER_MARK, DamagedFile, replace_surrogates
 
@@ -19,12 +19,7 @@ _MARKS = {
 # Bytes of a character, the place of one that is zero in many characters, and of one that hardly ever is.
 _WIDE = {"utf-32-le": (4, 3, 0), "utf-32-be": (4, 0, 3), "utf-16-le": (2, 1, 0), "utf-16-be": (2, 0, 1)}
 _MIN_ZERO_SHARE = 0.05
-# Those that text was written in before UTF-8; a guess among all that Python knows, EBCDIC included, is worse.
-_LEGACY = (
-    *("cp1252", "cp1250", "cp1251", "cp1253", "cp1254", "cp1255", "cp1256", "cp1257", "cp1258", "cp874"),
-    *("iso8859_2", "iso8859_5", "iso8859_7", "koi8_r", "koi8_u"),
-    *("gb18030", "big5", "cp932", "euc_jp", "cp949"),
-)
+# What text that looks like nothing known is most often in; every byte but five is a character there.
 _FALLBACK = "cp1252"
 
 _HEAD_BYTES = 1 << 20
@@ -57,6 +52,9 @@ def as_utf8(blocks: Iterable[bytes], encoding: str, on_encoding: Callable[[str],
                 encoding = _byte_encoding(head)
                 break
             yield block
+    if encoding in ("utf-16", "utf-32"):  # which Python decodes only where a mark tells the order of the bytes
+        marked = marked_encoding(head)
+        encoding = marked if marked.startswith(encoding) else f"{encoding}-le"
     encoding = encoding or "utf-8"
     on_encoding(encoding)
     if encoding == "utf-8":
@@ -78,15 +76,30 @@ def marked_encoding(head: bytes) -> str:
     return next((encoding for mark, encoding in _MARKS.items() if head.startswith(mark)), "")
 
 
+def guess_encoding(data: bytes, is_html: bool = False) -> str:
+    """Returns what an HTML page says that its encoding is, or what uchardet takes it for; named as browsers read it."""
+    name = detect_encoding(data, max_len=_EVIDENCE_BYTES, html5_compatible=False, from_html_meta=is_html) or _FALLBACK
+    try:
+        return codecs.lookup(map_encoding_to_html5(name, fallback_utf8=False) or name).name
+    except LookupError:
+        return _FALLBACK
+
+
 def _wide_encoding(head: bytes) -> str:
     """Returns UTF-16 or UTF-32 without a mark, or an empty string.
 
-    Characters below U+0100, spaces among them, have a zero in a place where hardly any character of a text has none.
+    A space, a newline or a Latin letter has a zero in a place where hardly any character of a text has none. That
+    place is below 9 in every letter of an alphabet; text in Han characters, where it is not, is no UTF-8.
     """
+    is_utf8 = _decodes(head, "utf-8")
     for encoding, (width, zero_place, other_place) in _WIDE.items():
-        zeros = head[zero_place::width].count(0)
-        others = head[other_place::width].count(0)
-        if zeros > _MIN_ZERO_SHARE * len(head) / width and zeros > 10 * others and _decodes(head, encoding):
+        upper = head[zero_place::width]
+        zeros = upper.count(0)
+        if zeros <= _MIN_ZERO_SHARE * len(upper) or zeros <= 10 * head[other_place::width].count(0):
+            continue
+        if is_utf8 and 2 * len(upper.translate(None, bytes(range(9)))) > len(upper):
+            continue
+        if _decodes(head, encoding):
             return encoding
     return ""
 
@@ -101,8 +114,7 @@ def _byte_encoding(head: bytes) -> str:
     if faults < _MIN_FAULTS or others > 2 * faults:
         return "utf-8"
     evidence = b"\n".join(line for line in head.split(b"\n") if not line.isascii())[:_EVIDENCE_BYTES]
-    best = charset_normalizer.from_bytes(evidence, cp_isolation=list(_LEGACY)).best()
-    return codecs.lookup(best.encoding if best else _FALLBACK).name
+    return guess_encoding(evidence)
 
 
 def _decodes(head: bytes, encoding: str) -> bool:

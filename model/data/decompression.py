@@ -62,11 +62,19 @@ def decompressed(open_file: Callable[[], BinaryIO], stream: BinaryIO, compressio
     except _DecoderTripped:
         pass  # raised again below
     # The decoder kept to itself what it made of the feed that it tripped over: read up to there, then byte by byte.
+    fresh = bytearray()
     with open_file() as again:
-        for data in _decoder_output(_feeds(again, fine_from=fed), compression, fine_from=yielded):
-            fresh = data[yielded:]
-            yielded -= len(data) - len(fresh)
-            yield fresh
+        try:
+            for data in _decoder_output(_feeds(again, fine_from=fed), compression, fine_from=yielded):
+                fresh += data[yielded:]
+                yielded -= min(yielded, len(data))
+                if len(fresh) >= _OUTPUT_BYTES:
+                    yield bytes(fresh)
+                    fresh.clear()
+        except DamagedFile:
+            yield bytes(fresh)
+            raise
+    yield bytes(fresh)
 
 
 class _DecoderTripped(DamagedFile):

@@ -1,84 +1,147 @@
-"""Counts the chunks that a vocabulary is made of: words, and groups of words that occur together more than by chance.
+"""Mines what a vocabulary may be made of: words, and groups of words and punctuation that stand together often.
 
-A unigram model trained on whole lines finds multi-word pieces too, at more than ten times the cost: it has to consider
-every substring of every line. Here numpy finds the phrases first, and the model is trained on each distinct chunk once.
+A unigram model that is trained on whole lines finds multi-word pieces too, at more than ten times the cost: it has to
+consider every substring of every line. Here every chunk of the text becomes a number, and numpy counts groups of them.
+
+What is counted is hash-partitioned: a shard's counts are merged one partition at a time, so that memory does not grow
+with the text. A shard needs some 60 bytes for each of its chunks, a partition some 60 for each distinct group in it,
+and the result at most MAX_WORDS words and MAX_GROUPS groups of each length.
+
+Source: groups of n are only counted where both groups of n - 1 in them are frequent: Agrawal and Srikant 1994, "Fast
+algorithms for mining association rules", section 2.1.
 """
 
 import re
 import unicodedata
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import xxhash
 from numpy.typing import NDArray
 
+from model.data.pieces import Engine, Piece
+from model.data.text_sample import Blocks
+
+MAX_WORDS = 1 << 20
+MAX_GROUPS = 1 << 21
+
+_PARTITION_BYTES = 1 << 25  # of text, for one partition of what is counted in it
+_MAX_PUNCTUATION = 3  # longer runs are rules and boxes, not what stands between words
+
 Ids = NDArray[np.int32]
-Pairs = NDArray[np.int64]  # two ids in one integer, the left one in the upper half
-
-_SLICE_IDS = 1 << 22
-_MERGE_PASSES = 4
+Keys = NDArray[np.int64]  # of a group: the number of the group before its last chunk, then that chunk
 
 
-def count_chunks(texts: Iterable[str], max_words: int, min_count: int, max_chars: int) -> dict[str, int]:
-    """Returns every chunk of the texts with its count, the most frequent first.
+@dataclass(frozen=True)
+class Candidates:
+    """What may become a piece, with its count; each list begins with the most frequent, equal ones by their text.
 
-    A chunk is a word with the space before it, a digit, a run of punctuation or of white space, or a phrase: up to
-    max_words words and max_chars characters that stand together at least min_count times and have a normalised
-    pointwise mutual information (NPMI) of at least 0.
-
-    Source: NPMI: Bouma 2009, "Normalized (pointwise) mutual information in collocation extraction"; repeated merging
-    of bigrams: Mikolov et al. 2013, arXiv:1310.4546, section 4.
+    Attributes:
+        words: Chunks: a word with the space before it, a digit, a run of punctuation or of white space.
+        groups: Two or more chunks.
     """
-    slices, chunks = _chunk_ids(texts)
-    lexicon = _Lexicon(chunks, max_words, max_chars)
-    for _ in range((max_words - 1).bit_length()):  # the longest phrase doubles each round
-        pairs, ranks = _phrases(slices, lexicon, min_count)
-        if not len(pairs):
-            break
-        slices = [_merged(ids, lexicon, pairs, ranks) for ids in slices]
-        lexicon.add(pairs)
-    counts = _counts(slices, lexicon)
-    order = np.argsort(-counts, kind="stable")
-    return {lexicon.chunks[i]: int(counts[i]) for i in order.tolist() if counts[i]}
+
+    words: list[tuple[str, int]]
+    groups: list[tuple[str, int]]
 
 
-class _Lexicon:
-    """The chunk of each id, and which of them may stand in a phrase."""
-
-    def __init__(self, chunks: list[str], max_words: int, max_chars: int) -> None:
-        word = re.compile(rf" ?{_word_pattern()}")
-        self.chunks = chunks
-        self._max_words = max_words
-        self._max_chars = max_chars
-        # 0 for what is no word.
-        self._n_words = np.fromiter((word.fullmatch(chunk) is not None for chunk in chunks), np.int8, len(chunks))
-        self._n_chars = np.fromiter(map(len, chunks), np.int32, len(chunks))
-        self._spaced = np.fromiter((chunk.startswith(" ") for chunk in chunks), np.bool, len(chunks))
-
-    def joinable(self, ids: Ids) -> NDArray[np.bool]:
-        """Returns for each position but the last whether its chunk and the next may become one phrase."""
-        left, right = ids[:-1], ids[1:]
-        return (
-            (self._n_words[left] > 0)
-            & (self._n_words[right] > 0)
-            & self._spaced[right]
-            & (self._n_words[left] + self._n_words[right] <= self._max_words)
-            & (self._n_chars[left] + self._n_chars[right] <= self._max_chars)
+def mine_candidates(
+    parts: Sequence[Blocks],
+    sample_bytes: int,
+    max_chunks: int,
+    min_count: int,
+    max_chars: int,
+    work: Path,
+    engine: Engine,
+) -> Candidates:
+    """Returns the chunks of the text, and the groups of up to max_chunks words and runs of punctuation, and up to
+    max_chars characters, that occur at least min_count times."""
+    n_partitions = -(-sample_bytes // _PARTITION_BYTES) or 1
+    split = [
+        Piece(work / "chunks" / f"{number:05}", partial(_save_chunks, part, n_partitions))
+        for number, part in enumerate(parts)
+    ]
+    engine.finish("counting words", split)
+    merged = [
+        Piece(
+            work / "words" / f"{number:05}",
+            partial(_merge_chunks, [piece.folder for piece in split], number, MAX_WORDS // n_partitions),
         )
+        for number in range(n_partitions)
+    ]
+    engine.finish("merging words", merged)
+    words = _ordered([pq.read_table(piece.folder / "chunks.parquet") for piece in merged], MAX_WORDS)
+    chunks, counts = words["chunk"].to_pylist(), words["count"].to_pylist()
 
-    def add(self, pairs: Pairs) -> None:
-        """Gives the next ids to the phrases that the pairs make."""
-        left, right = _left(pairs), _right(pairs)
-        self.chunks += [self.chunks[a] + self.chunks[b] for a, b in zip(left.tolist(), right.tolist(), strict=True)]
-        self._n_words = np.append(self._n_words, self._n_words[left] + self._n_words[right])
-        self._n_chars = np.append(self._n_chars, self._n_chars[left] + self._n_chars[right])
-        self._spaced = np.append(self._spaced, self._spaced[left])
+    lexicon = [chunk for chunk, count in zip(chunks, counts, strict=True) if count >= min_count and joins(chunk)]
+    numbered = [
+        Piece(work / "numbers" / piece.folder.name, partial(_save_numbers, piece.folder, lexicon)) for piece in split
+    ]
+    groups: list[tuple[str, int]] = []
+    if max_chunks > 1 and lexicon:
+        engine.finish("numbering words", numbered)
+        groups = _mine_groups(numbered, lexicon, n_partitions, max_chunks, min_count, max_chars, work, engine)
+    return Candidates(list(zip(chunks, counts, strict=True)), groups)
+
+
+def _mine_groups(
+    numbered: Sequence[Piece],
+    lexicon: list[str],
+    n_partitions: int,
+    max_chunks: int,
+    min_count: int,
+    max_chars: int,
+    work: Path,
+    engine: Engine,
+) -> list[tuple[str, int]]:
+    shorter, texts = numbered, lexicon
+    table: Keys | None = None  # of the groups of one chunk less
+    groups: list[tuple[str, int]] = []
+    for size in range(2, max_chunks + 1):
+        counted = [
+            Piece(
+                work / f"groups-{size}" / ids.folder.name,
+                partial(_save_groups, ids.folder, before.folder, size, table, n_partitions),
+            )
+            for ids, before in zip(numbered, shorter, strict=True)
+        ]
+        engine.finish(f"counting groups of {size}", counted)
+        merged = [
+            Piece(
+                work / f"merged-{size}" / f"{number:05}",
+                partial(
+                    _merge_groups, [piece.folder for piece in counted], number, min_count, MAX_GROUPS // n_partitions
+                ),
+            )
+            for number in range(n_partitions)
+        ]
+        engine.finish(f"merging groups of {size}", merged)
+        keys = np.concatenate([np.load(piece.folder / "keys.npy") for piece in merged])
+        counts = np.concatenate([np.load(piece.folder / "counts.npy") for piece in merged])
+        order = np.argsort(keys)
+        longer = [texts[key >> 32] + lexicon[key & 0xFFFF_FFFF] for key in keys[order].tolist()]
+        fits = np.fromiter((len(text) <= max_chars for text in longer), np.bool, len(longer))
+        table, texts = keys[order][fits], [text for text, short in zip(longer, fits, strict=True) if short]
+        groups += zip(texts, counts[order][fits].tolist(), strict=True)
+        shorter = counted
+        if not texts:
+            break
+    return sorted(groups, key=lambda group: (-group[1], group[0]))
+
+
+# --- chunks
 
 
 @cache
-def _word_pattern() -> str:
+def _word() -> str:
     """Letters with the combining marks among them, and an ending like 's. Python's \\w lacks the marks, without which
     words of Hindi or Arabic would fall apart. A longer run, like a line of Chinese, is cut: no piece is that long, and
     the trainer drops chunks above 4,192 bytes."""
@@ -87,75 +150,122 @@ def _word_pattern() -> str:
     return rf"{letter}{{1,64}}(?:[{marks}]{{1,4}}{letter}{{0,16}}){{0,16}}(?:['’]{letter}{{1,8}})?"
 
 
-def _chunk_ids(texts: Iterable[str]) -> tuple[list[Ids], list[str]]:
-    """Returns the texts as chunk ids, in slices of whole texts between newlines, and the chunk of each id."""
+@cache
+def _chunk() -> re.Pattern[str]:
     # White space but for its last character, which goes with the next word, is a chunk of its own.
-    chunk = re.compile(rf" ?{_word_pattern()}| ?\d| ?[^\w\s]{{1,64}}|_{{1,64}}|[^\S\n]{{1,64}}(?!\S)|\s")
-    id_of: defaultdict[str, int] = defaultdict()
-    id_of.default_factory = id_of.__len__
-    newline = id_of["\n"]
-    slices: list[Ids] = []
-    ids = array("i", [newline])
-    for text in texts:
-        ids.extend(map(id_of.__getitem__, chunk.findall(text)))
-        ids.append(newline)
-        if len(ids) >= _SLICE_IDS:
-            slices.append(np.array(ids, np.int32))
-            ids = array("i", [newline])
-    slices.append(np.array(ids, np.int32))
-    return slices, list(id_of)
+    return re.compile(rf" ?{_word()}| ?\d| ?[^\w\s]{{1,64}}|_{{1,64}}|[^\S\n]{{1,64}}(?!\S)|\s")
 
 
-def _pairs(ids: Ids) -> Pairs:
-    return ids[:-1].astype(np.int64) << 32 | ids[1:]
+@cache
+def _joining() -> re.Pattern[str]:
+    return re.compile(rf" ?(?:{_word()}|[^\w\s]{{1,{_MAX_PUNCTUATION}}}|_)")
 
 
-def _left(pairs: Pairs) -> Pairs:
-    return pairs >> 32
+def joins(chunk: str) -> bool:
+    """Whether the chunk may stand in a group: words and short punctuation do; digits and white space do not."""
+    return _joining().fullmatch(chunk) is not None
 
 
-def _right(pairs: Pairs) -> Pairs:
-    return pairs & 0xFFFF_FFFF
+def split_chunks(text: str) -> list[str]:
+    """Returns the chunks that make up the text."""
+    return _chunk().findall(text)
 
 
-def _counts(slices: list[Ids], lexicon: _Lexicon) -> NDArray[np.int64]:
-    counts = np.zeros(len(lexicon.chunks), np.int64)
-    for ids in slices:
-        counts += np.bincount(ids, minlength=len(counts))
-    return counts
+def _save_chunks(blocks: Iterable[str], n_partitions: int, out: Path) -> None:
+    """Writes the chunk of every place, as a number of this shard, and each partition's chunks with their counts."""
+    number_of: defaultdict[str, int] = defaultdict()
+    number_of.default_factory = number_of.__len__
+    newline = number_of["\n"]
+    numbers = array("i")
+    for block in blocks:
+        numbers.extend(map(number_of.__getitem__, split_chunks(block)))
+        numbers.append(newline)
+    ids = np.array(numbers, np.int32)
+    counts = np.bincount(ids, minlength=len(number_of)) if len(ids) else np.zeros(len(number_of), np.int64)
+    np.save(out / "ids.npy", ids)
+    chunks = list(number_of)
+    partition = np.fromiter(
+        (xxhash.xxh3_64_intdigest(chunk.encode()) % n_partitions for chunk in chunks), np.int64, len(chunks)
+    )
+    table = pa.table({"chunk": pa.array(chunks, pa.large_string()), "count": counts})
+    pq.write_table(table.select(["chunk"]), out / "chunks.parquet")
+    for number in range(n_partitions):
+        pq.write_table(table.filter(pa.array(partition == number)), out / f"{number:05}.parquet")
 
 
-def _phrases(slices: list[Ids], lexicon: _Lexicon, min_count: int) -> tuple[Pairs, NDArray[np.int64]]:
-    """Returns the pairs that are phrases, ascending, and the rank of each; 1 is the weakest."""
-    found = [np.unique(_pairs(ids)[lexicon.joinable(ids)], return_counts=True) for ids in slices]
-    pairs, place = np.unique(np.concatenate([pairs for pairs, _ in found]), return_inverse=True)
-    counts = np.zeros(len(pairs), np.int64)
-    np.add.at(counts, place, np.concatenate([counts for _, counts in found]))
-
-    pairs, counts = pairs[counts >= min_count], counts[counts >= min_count]
-    chunk_counts = _counts(slices, lexicon)
-    total = chunk_counts.sum()
-    by_chance = chunk_counts[_left(pairs)] / total * chunk_counts[_right(pairs)]
-    npmi = np.log(counts / by_chance) / -np.log(counts / total)
-    pairs, scores = pairs[npmi >= 0], (counts * npmi)[npmi >= 0]
-    ranks = np.empty(len(pairs), np.int64)
-    ranks[np.argsort(scores, kind="stable")] = np.arange(1, len(pairs) + 1)
-    return pairs, ranks
+def _merge_chunks(shards: Sequence[Path], partition: int, max_words: int, out: Path) -> None:
+    tables = [pq.read_table(shard / f"{partition:05}.parquet") for shard in shards]
+    pq.write_table(_ordered(tables, max_words), out / "chunks.parquet")
 
 
-def _merged(ids: Ids, lexicon: _Lexicon, pairs: Pairs, ranks: NDArray[np.int64]) -> Ids:
-    """Returns ids with the phrases merged; where two overlap, the one of the higher rank."""
-    here = _pairs(ids)
-    phrase = np.minimum(np.searchsorted(pairs, here), len(pairs) - 1)
-    rank = np.where(lexicon.joinable(ids) & (pairs[phrase] == here), ranks[phrase], 0)
-    taken = np.zeros(len(rank), np.bool)
-    # Each pass takes what outranks both neighbours. Only repetitions ("ha ha ha ha ha") would need more passes.
-    for _ in range(_MERGE_PASSES):
-        best = (rank > np.append(0, rank[:-1])) & (rank >= np.append(rank[1:], 0))
-        taken |= best
-        rank[best] = 0
-        rank[1:][best[:-1]] = 0
-        rank[:-1][best[1:]] = 0
-    merged = ids.copy()
-    merged[:-1][taken] = len(lexicon.chunks) + phrase[taken]
-    return merged[~np.append(False, taken)]
+def _ordered(tables: Sequence[pa.Table], max_words: int) -> pa.Table:
+    """Returns the most frequent chunks of all tables with their counts, the most frequent first."""
+    if not tables:
+        return pa.table({"chunk": pa.array([], pa.large_string()), "count": pa.array([], pa.int64())})
+    merged = pa.concat_tables(tables).group_by("chunk").aggregate([("count", "sum")])
+    merged = merged.rename_columns({"count_sum": "count"}).sort_by([("count", "descending"), ("chunk", "ascending")])
+    return merged.filter(pc.greater(merged["count"], 0)).slice(0, max_words)
+
+
+def _save_numbers(shard: Path, lexicon: list[str], out: Path) -> None:
+    """Writes the chunk of every place as its number in the lexicon; -1 where it is not there."""
+    chunks = pq.read_table(shard / "chunks.parquet")["chunk"].combine_chunks()
+    places = pc.fill_null(pc.index_in(chunks, pa.array(lexicon, pa.large_string())), -1)
+    np.save(out / "groups.npy", places.to_numpy()[np.load(shard / "ids.npy")])
+
+
+# --- groups
+
+
+def _save_groups(ids_of: Path, before: Path, size: int, table: Keys | None, n_partitions: int, out: Path) -> None:
+    """Counts the groups of `size` chunks; writes, for every place, the number of the group of one less in `table`."""
+    ids: Ids = np.load(ids_of / "groups.npy")
+    groups: Ids = np.load(before / "groups.npy")
+    if table is not None:
+        groups = _numbers(_keys(groups, ids, size - 1), table)
+        np.save(out / "groups.npy", groups)
+    else:
+        (out / "groups.npy").hardlink_to(before / "groups.npy")
+    keys = _keys(groups, ids, size)
+    keys, counts = np.unique(keys[keys >= 0], return_counts=True)
+    partition = _mixed(keys) % np.uint64(n_partitions)
+    for number in range(n_partitions):
+        np.save(out / f"keys-{number:05}.npy", keys[partition == number])
+        np.save(out / f"counts-{number:05}.npy", counts[partition == number])
+
+
+def _keys(groups: Ids, ids: Ids, size: int) -> Keys:
+    """Returns the key of the group of `size` chunks at each place; -1 where a shorter group in it is not frequent.
+
+    Args:
+        groups: The number of the group of one less at each place.
+        ids: The number of the chunk at each place.
+    """
+    count = max(0, len(ids) - size + 1)
+    first, second, last = groups[:count], groups[1 : count + 1], ids[size - 1 :]
+    return np.where((first >= 0) & (second >= 0) & (last >= 0), first.astype(np.int64) << 32 | last, -1)
+
+
+def _numbers(keys: Keys, table: Keys) -> Ids:
+    places = np.minimum(np.searchsorted(table, keys), len(table) - 1)
+    return np.where(table[places] == keys, places, -1).astype(np.int32)
+
+
+def _mixed(keys: Keys) -> NDArray[np.uint64]:
+    mixed = keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return mixed ^ mixed >> np.uint64(32)
+
+
+def _merge_groups(shards: Sequence[Path], partition: int, min_count: int, max_groups: int, out: Path) -> None:
+    """Writes the most frequent groups of a partition and their counts."""
+    loaded = [np.load(shard / f"keys-{partition:05}.npy") for shard in shards]
+    keys, places = np.unique(np.concatenate(loaded), return_inverse=True)
+    counts = np.zeros(len(keys), np.int64)
+    starts = np.cumsum([0, *map(len, loaded)])
+    for number, shard in enumerate(shards):
+        # The keys of one shard are distinct.
+        counts[places[starts[number] : starts[number + 1]]] += np.load(shard / f"counts-{partition:05}.npy")
+    kept = np.flatnonzero(counts >= min_count)
+    kept = np.sort(kept[np.argsort(-counts[kept], kind="stable")[:max_groups]])
+    np.save(out / "keys.npy", keys[kept])
+    np.save(out / "counts.npy", counts[kept])

@@ -21,11 +21,11 @@ from model.data.deduplication import EXACT_DUPLICATE, NEAR_DUPLICATE, deduplicat
 from model.data.document_shards import SPLITS
 from model.data.documents import SourceFile
 from model.data.filters import Histograms
-from model.data.funnel import SAMPLES, Funnel, Samples, SourceCounts, SplitCounts
+from model.data.funnel import Funnel, Samples, SourceCounts, SplitCounts
 from model.data.paragraphs import find_repeated_paragraphs
 from model.data.pieces import Engine, Piece
 from model.data.reading import read_shard
-from model.data.writing import Share, read_rows, splits_of, write_part
+from model.data.writing import Share, sample_duplicates, splits_of, write_part
 
 _DROPPED = "dropped.jsonl"
 
@@ -38,6 +38,7 @@ class _Shard:
     documents: Path
     survivors: Path
     paragraphs: Path | None
+    samples: Path
 
 
 def prepare_documents(
@@ -73,9 +74,10 @@ def prepare_documents(
             folders, survivors, config.deduplication, work / "paragraphs", engine, memory_bytes
         )
     shards = [
-        _Shard(source, folder, survivor, paragraph)
+        _Shard(source, folder, survivor, paragraph, work / "samples" / folder.name)
         for (source, folder), survivor, paragraph in zip(read, survivors, paragraphs, strict=True)
     ]
+    engine.finish("samples", [Piece(s.samples, partial(sample_duplicates, s.documents, s.survivors)) for s in shards])
     parts = _write(shards, config, work / "parts", engine)
     funnel = _funnel(shards, parts, config)
     _require_documents(funnel, config)
@@ -224,22 +226,10 @@ def _collect(shards: Sequence[_Shard], parts: dict[str, Path], out: Path) -> Non
             of_source = [shard for shard in shards if shard.source == source]
             for shard in of_source:
                 samples.merge(_json(shard.documents / "counts.json")["samples"])
-            _sample_duplicates(of_source, samples)
+                samples.merge(_json(shard.samples / "samples.json"))
             for row in samples.rows():
                 line = {"source": source} | {name: value for name, value in row.items() if name != "order"}
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
-
-
-def _sample_duplicates(shards: Sequence[_Shard], samples: Samples) -> None:
-    """Adds a few documents that were dropped because another is like them."""
-    for shard in shards:
-        reasons = np.load(shard.survivors / "reason.npy")
-        content = np.load(shard.documents / "content.npy", mmap_mode="r")
-        for reason, name in ((EXACT_DUPLICATE, "duplicate"), (NEAR_DUPLICATE, "near_duplicate")):
-            rows = np.flatnonzero(reasons == reason)
-            for row in rows[np.argsort(content[rows, 0], kind="stable")[:SAMPLES]].tolist():
-                for table in read_rows(shard.documents, row, row + 1):
-                    samples.add(name, table.column("origin")[0].as_py(), table.column("text")[0].as_py())
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -36,8 +36,9 @@ from model.data.words import Hashes, split_words, word_hashes
 
 Starts = NDArray[np.int64]
 
-_BATCH_BYTES = 2 << 20
+_BATCH_BYTES = 256 << 10  # scoring needs fifty times that
 _BATCH_DOCUMENTS = 2000
+_ROW_GROUP_BYTES = 1 << 20
 _SOURCE_BITS = np.uint64(16)
 
 
@@ -67,6 +68,8 @@ class _Reader:
         self._samples = Samples()
         self._histograms = Histograms()
         self._writer = pq.ParquetWriter(out / "documents.parquet", SCHEMA, compression="zstd")
+        self._tables: list[pa.Table] = []
+        self._tables_bytes = 0
         self._texts: list[str] = []
         self._origins: list[str] = []
         self._batch_bytes = 0
@@ -82,6 +85,7 @@ class _Reader:
     def __exit__(self, *error: object) -> None:
         if error[0] is None:
             self._finish_batch()
+            self._write_tables()
         self._writer.close()
         if error[0] is not None:
             return
@@ -196,12 +200,21 @@ class _Reader:
         texts = table.column("text").to_pylist()
         content = [xxhash.xxh3_128_digest(" ".join(text.lower().split()).encode()) for text in texts]
         ids = pa.array([digest.hex() for digest in content])
-        self._writer.write_table(table.set_column(2, SCHEMA.field("document_id"), ids))
+        self._tables.append(table.set_column(2, SCHEMA.field("document_id"), ids))
         self._content.append(np.frombuffer(b"".join(content), ">u8").astype(np.uint64).reshape(-1, 2))
         hashes_of_raw = np.array([xxhash.xxh3_64_intdigest(text.encode()) for text in texts], np.uint64)
         self._raw.append(self._source_bits | hashes_of_raw >> _SOURCE_BITS)
         self._sizes.append(np.array([len(text.encode()) for text in texts], np.uint64))
+        self._tables_bytes += int(self._sizes[-1].sum())
         self._bands.append(band_keys(hashes, starts, self._config.deduplication))
+        if self._tables_bytes >= _ROW_GROUP_BYTES:
+            self._write_tables()
+
+    def _write_tables(self) -> None:
+        """Writes what was held back, so that a row group is worth its overhead."""
+        if self._tables:
+            self._writer.write_table(pa.concat_tables(self._tables).combine_chunks())
+            self._tables, self._tables_bytes = [], 0
 
 
 def _selected(hashes: Hashes, starts: Starts, texts: NDArray[np.int64]) -> tuple[Hashes, Starts]:

@@ -55,12 +55,12 @@ def arrow_texts(stream: BinaryIO, fields: Sequence[str], max_bytes: int) -> Iter
         DamagedFile: After the batches before the damage.
     """
     blocks = read_blocks(stream)
-    first = next(blocks, b"")
-    is_file = first.startswith(_ARROW_MAGIC)
-    # The magic is padded to eight bytes.
-    reader = BlockReader(chain((first[8:] if is_file else first,), blocks))
-    if not first:
+    head = BlockReader(blocks).read(BLOCK_BYTES)
+    if not head:
         return
+    is_file = head.startswith(_ARROW_MAGIC)
+    # The magic is padded to eight bytes.
+    reader = BlockReader(chain((head[8:] if is_file else head,), blocks))
     with _damage(), pa.ipc.open_stream(pa.PythonFile(reader, mode="r")) as batches:
         for batch in batches:
             for start in range(0, batch.num_rows, _MAX_ROWS):

@@ -27,8 +27,8 @@ from model.data.candidates import pair_hashes
 from model.data.words import ngram_hashes, split_words, word_hashes
 
 PAIRS_AT_ONCE = 1 << 20
-"""Candidates of one piece, repeated ones included; with the n-grams below, 110 MB of memory."""
-_NGRAMS_AT_ONCE = 1 << 21
+"""Candidates of one piece, repeated ones included; with the n-grams below, 70 MB of memory."""
+_NGRAMS_AT_ONCE = 1 << 19
 """N-grams of the pairs that are compared at once: 24 bytes of memory for each."""
 
 

@@ -6,10 +6,10 @@ from typing import Literal
 
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
-from resiliparse.parse.encoding import bytes_to_str, detect_encoding, map_encoding_to_html5
+from resiliparse.parse.encoding import bytes_to_str, map_encoding_to_html5
 
 from model.data.blocks import BlockReader, joined_blocks
-from model.data.charsets import marked_encoding
+from model.data.charsets import guess_encoding, marked_encoding
 from model.data.records import DamagedFile, Dropped, decoded, dropped, replace_surrogates
 
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
@@ -44,6 +44,8 @@ def warc_texts(
     """
     try:
         for record in ArchiveIterator(BlockReader(blocks), parse_http=False, stream_detect=False):
+            if not (record.headers.get("Content-Length") or "").isdigit():
+                raise DamagedFile("a record has no Content-Length")
             uri = record.headers.get("WARC-Target-URI") or ""
             size = record.content_length
             is_text = record.record_type == WarcRecordType.conversion
@@ -139,8 +141,7 @@ def _found_encoding(page: bytes, http_charset: str) -> str:
             return "utf-8"
         except UnicodeDecodeError:
             pass
-    told = map_encoding_to_html5(http_charset, fallback_utf8=False)
-    return told or detect_encoding(page, from_html_meta=True) or "utf-8"
+    return map_encoding_to_html5(http_charset, fallback_utf8=False) or guess_encoding(page, is_html=True)
 
 
 def _depth(html: str) -> int:

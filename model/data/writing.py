@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from model.data.config import DataConfig
+from model.data.deduplication import EXACT_DUPLICATE, NEAR_DUPLICATE
 from model.data.document_shards import SCHEMA, SPLITS
+from model.data.funnel import SAMPLES, Samples
 from model.data.paragraphs import read_repeated_paragraphs, remove_paragraphs
 
 _TEXT = SCHEMA.get_field_index("text")
@@ -54,12 +56,11 @@ def write_part(shares: Sequence[Share], split: int, config: DataConfig, out: Pat
     languages: Counter[str] = Counter()
     with pq.ParquetWriter(out / "part.parquet", SCHEMA, compression="zstd") as writer:
         for share in shares:
-            for table in _tables(share, split, config):
-                if share.paragraphs:
-                    before = len(table)
-                    table = _without_repeated_paragraphs(table, share.paragraphs, config)
-                    emptied += before - len(table)
-                table = table.drop_columns("row")
+            repeated = read_repeated_paragraphs(share.paragraphs) if share.paragraphs else {}
+            for rows, table in _tables(share, split, config):
+                if repeated:
+                    table = _without_repeated_paragraphs(table, rows, repeated, config)
+                    emptied += len(rows) - len(table)
                 if not len(table):
                     continue
                 writer.write_table(table)
@@ -75,34 +76,47 @@ def write_part(shares: Sequence[Share], split: int, config: DataConfig, out: Pat
     (out / "counts.json").write_text(json.dumps(counts))
 
 
-def read_rows(folder: Path, first: int, end: int) -> Iterator[pa.Table]:
-    """Yields the rows from first to end of a read shard, a row group at a time, with their number in column "row"."""
+def sample_duplicates(documents: Path, survivors: Path, out: Path) -> None:
+    """Writes out/samples.json: a few documents of a read shard that were dropped because another is like them."""
+    reasons = np.load(survivors / "reason.npy")
+    content = np.load(documents / "content.npy", mmap_mode="r")
+    samples = Samples()
+    for reason, name in ((EXACT_DUPLICATE, "duplicate"), (NEAR_DUPLICATE, "near_duplicate")):
+        rows = np.flatnonzero(reasons == reason)
+        for row in rows[np.argsort(content[rows, 0], kind="stable")[:SAMPLES]].tolist():
+            for _, table in read_rows(documents, row, row + 1, ["origin", "text"]):
+                samples.add(name, *(table.column(column)[0].as_py() for column in ("origin", "text")))
+    (out / "samples.json").write_text(json.dumps(samples.rows()))
+
+
+def read_rows(folder: Path, first: int, end: int, columns: list[str] | None = None) -> Iterator[tuple[int, pa.Table]]:
+    """Yields the rows from first to end of a read shard, a row group at a time, each with the number of its first."""
     with pq.ParquetFile(folder / "documents.parquet") as file:
         start = 0
         for group in range(file.num_row_groups):
             stop = start + file.metadata.row_group(group).num_rows
             if start < end and first < stop:
                 low, high = max(first, start), min(end, stop)
-                table = file.read_row_group(group).slice(low - start, high - low)
-                yield table.append_column("row", pa.array(np.arange(low, high)))
+                yield low, file.read_row_group(group, columns).slice(low - start, high - low)
             start = stop
 
 
-def _tables(share: Share, split: int, config: DataConfig) -> Iterator[pa.Table]:
+def _tables(share: Share, split: int, config: DataConfig) -> Iterator[tuple[NDArray[np.int64], pa.Table]]:
+    """Yields the documents of the split, with the rows that they are in the read shard."""
     splits = splits_of(share.survivors, config)
-    for table in read_rows(share.documents, share.first, share.end):
-        rows = table.column("row").to_numpy()
-        chosen = np.flatnonzero(splits[rows] == split)
+    for first, table in read_rows(share.documents, share.first, share.end):
+        chosen = np.flatnonzero(splits[first : first + len(table)] == split)
         if len(chosen):
-            yield table.take(chosen)
+            yield first + chosen, table.take(chosen)
 
 
-def _without_repeated_paragraphs(table: pa.Table, paragraphs: Path, config: DataConfig) -> pa.Table:
+def _without_repeated_paragraphs(
+    table: pa.Table, rows: NDArray[np.int64], repeated: dict[int, list[int]], config: DataConfig
+) -> pa.Table:
     """Returns the table without what repeats; what is too short then is left out."""
-    repeated = read_repeated_paragraphs(paragraphs)
     texts = [
         remove_paragraphs(text, repeated[row]) if row in repeated else text
-        for text, row in zip(table.column(_TEXT).to_pylist(), table.column("row").to_pylist(), strict=True)
+        for text, row in zip(table.column(_TEXT).to_pylist(), rows.tolist(), strict=True)
     ]
-    long_enough = [place for place, text in enumerate(texts) if len(text) >= config.filters.min_chars]
+    long_enough = np.flatnonzero([len(text) >= config.filters.min_chars for text in texts])
     return table.set_column(_TEXT, SCHEMA.field("text"), pa.array(texts, pa.string())).take(long_enough)

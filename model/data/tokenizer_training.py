@@ -1,0 +1,234 @@
+"""Trains the vocabulary: mined candidates, a backbone by SentencePiece, and a choice among them by encoding text."""
+
+import heapq
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain, groupby, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+
+from model.data.config import TokenizerConfig
+from model.data.phrases import Candidates, mine_candidates
+from model.data.pieces import Engine, Piece, finish_piece
+from model.data.text_sample import Blocks, TextSample, sample_text
+from model.data.tokenizer import CONTROL_PIECES, END_OF_TEXT, PAD, SPACE, UNKNOWN
+from model.data.vocabulary import choose_vocabulary, count_use
+
+MODEL_FILE = "tokenizer.model"
+USE_FILE = "use.npy"
+
+_USER_PIECES = ["\n"]
+_N_BYTES = 256
+# SentencePiece keeps these for itself, or its training file cannot hold them; they are encoded as bytes.
+_UNTRAINABLE = frozenset("\0\t\n\r\u2581\u2585")
+_COVERAGE = 0.9999
+_MIN_WORD_COUNT = 2
+_MAX_LINE_CHARS = 1024  # SentencePiece drops lines above 4,192 bytes
+_BACKBONE_SHARE = 0.2  # of the pieces, besides single characters
+_CANDIDATES_PER_PIECE = 4
+_CHOICE_BYTES_PER_PIECE = 512  # of text that the choice is made on
+
+_TRAIN = "import json, sentencepiece, sys; sentencepiece.SentencePieceTrainer.train(**json.loads(sys.argv[1]))"
+_TRAINER_OPTIONS: dict[str, Any] = {
+    "input_format": "tsv",
+    "model_type": "unigram",
+    "hard_vocab_limit": False,  # the caller looks how many pieces were reached
+    "character_coverage": 1.0,  # the rare characters are out already, and written as bytes
+    "byte_fallback": True,
+    "normalization_rule_name": "identity",
+    "add_dummy_prefix": False,
+    "remove_extra_whitespaces": False,
+    # What is trained on is what may become a piece, so white space and scripts need no rules of their own.
+    "split_by_whitespace": False,
+    "split_by_unicode_script": False,
+    "split_digits": True,
+    "allow_whitespace_only_pieces": True,
+    "user_defined_symbols": _USER_PIECES,
+    "unk_id": UNKNOWN,
+    "bos_id": -1,
+    "eos_id": END_OF_TEXT,
+    "eos_piece": CONTROL_PIECES[END_OF_TEXT],
+    "pad_id": PAD,
+    "pad_piece": CONTROL_PIECES[PAD],
+    "num_threads": 8,  # part of the result: it fixes the order in which the threads' sums are added
+    "minloglevel": 2,
+}
+
+
+class TrainerKilled(RuntimeError):
+    """SentencePiece's trainer was killed, most likely because the machine's memory was exhausted."""
+
+
+def train_tokenizer(
+    shards: Sequence[Path], config: TokenizerConfig, seed: int, out: Path, work: Path, engine: Engine
+) -> Path:
+    """Returns out/tokenizer.model, trained on a sample of the shards' text that the seed chooses. Beside it, out/use.npy
+    says how often that text uses each piece, (vocab_size,) int64. Equal documents and seed, in any order and shards,
+    give equal bytes.
+
+    Args:
+        shards: Parquet files with a column of text.
+        work: A folder of this corpus, configuration and seed. What an earlier run finished in it is not done again.
+
+    Raises:
+        ValueError: The text does not support config.vocab_size pieces.
+        TrainerKilled: SentencePiece's trainer was killed.
+    """
+    sample = sample_text(shards, config.sample_bytes, seed, work / "sample", engine)
+    if config.method == "direct":
+        model = _train_on_lines(sample, config, work)
+    else:
+        model = _train_on_phrases(sample, config, work, engine)
+    parts = _choice_parts(sample, config)
+    use = count_use(model, config.vocab_size, parts, work / "use", engine)
+    out.mkdir(parents=True, exist_ok=True)
+    np.save(out / USE_FILE, use)
+    path = out / MODEL_FILE
+    unfinished = path.with_suffix(".partial")
+    unfinished.write_bytes(model)
+    return unfinished.replace(path)
+
+
+def _train_on_phrases(sample: TextSample, config: TokenizerConfig, work: Path, engine: Engine) -> bytes:
+    found = mine_candidates(
+        sample.parts(sample.bytes),
+        sample.bytes,
+        config.max_phrase_words,
+        config.min_phrase_count,
+        config.max_piece_chars,
+        work / "phrases",
+        engine,
+    )
+    alphabet = _alphabet(found.words, config)
+    candidates = _candidates(found, alphabet, config)
+    supported = config.vocab_size - _room(config) + len(alphabet | candidates.keys())
+    _require_supported(supported, config)
+    backbone_size = config.vocab_size - _room(config) + len(alphabet)
+    backbone_size += int(_BACKBONE_SHARE * (_room(config) - len(alphabet)))
+    backbone = _train_sentencepiece(_covered(found.words, alphabet), backbone_size, config, work / "backbone")
+    parts = _choice_parts(sample, config)
+    return choose_vocabulary(backbone, candidates, config.vocab_size, parts, work / "choice", engine)
+
+
+def _train_on_lines(sample: TextSample, config: TokenizerConfig, work: Path) -> bytes:
+    lines = Counter(chain.from_iterable(map(_lines, chain.from_iterable(sample.parts(sample.bytes)))))
+    counted = sorted(lines.items())
+    model = _train_sentencepiece(
+        _covered(counted, _alphabet(counted, config)), config.vocab_size, config, work / "lines"
+    )
+    _require_supported(sentencepiece.SentencePieceProcessor(model_proto=model).vocab_size(), config)
+    return model
+
+
+def _lines(block: str) -> Iterator[str]:
+    """Yields the lines, the long ones in parts."""
+    for line in block.splitlines():
+        for start in range(0, len(line), _MAX_LINE_CHARS):
+            yield line[start : start + _MAX_LINE_CHARS]
+
+
+def _choice_parts(sample: TextSample, config: TokenizerConfig) -> list[Blocks]:
+    return sample.parts(_CHOICE_BYTES_PER_PIECE * config.vocab_size)
+
+
+def _room(config: TokenizerConfig) -> int:
+    """Returns how many pieces are trained."""
+    return config.vocab_size - _N_BYTES - len(CONTROL_PIECES) - config.reserved_pieces - len(_USER_PIECES)
+
+
+def _require_supported(supported: int, config: TokenizerConfig) -> None:
+    if supported < config.vocab_size:
+        raise ValueError(
+            f"tokenizer.vocab_size ({config.vocab_size}) is more than the corpus supports ({supported}); "
+            "lower it or add text"
+        )
+
+
+def _alphabet(chunks: Iterable[tuple[str, int]], config: TokenizerConfig) -> frozenset[str]:
+    """Returns the characters that are pieces, as SentencePiece writes them. Bytes write the rare ones: nearly all text
+    is covered, but the characters take at most half of the vocabulary.
+
+    Raises:
+        ValueError: There are none.
+    """
+    chars: Counter[str] = Counter()
+    for chunk, count in chunks:
+        for char in chunk:
+            chars[char] += count
+    for char in _UNTRAINABLE:
+        del chars[char]
+    if not chars:
+        raise ValueError(f"tokenizer.vocab_size ({config.vocab_size}): there is no text to train on")
+    alphabet = set()
+    rest = chars.total()
+    uncovered = (1 - _COVERAGE) * rest
+    for char, count in sorted(chars.items(), key=lambda item: (-item[1], item[0]))[: _room(config) // 2]:
+        if rest <= uncovered:
+            break
+        alphabet.add(char.replace(" ", SPACE))
+        rest -= count
+    return frozenset(alphabet)
+
+
+def _candidates(found: Candidates, alphabet: frozenset[str], config: TokenizerConfig) -> dict[str, int]:
+    """Returns what may become a piece, as SentencePiece writes it: the most frequent words and groups."""
+    chunks = heapq.merge(
+        ((chunk, count) for chunk, count in found.words if count >= _MIN_WORD_COUNT),
+        found.groups,
+        key=lambda item: -item[1],
+    )
+    pieces = (
+        (chunk.replace(" ", SPACE), count)
+        for chunk, count in chunks
+        if 1 < len(chunk) <= config.max_piece_chars and _UNTRAINABLE.isdisjoint(chunk)
+    )
+    covered = ((piece, count) for piece, count in pieces if alphabet.issuperset(piece))
+    return dict(islice(covered, _CANDIDATES_PER_PIECE * config.vocab_size))
+
+
+def _covered(chunks: Iterable[tuple[str, int]], alphabet: frozenset[str]) -> dict[str, int]:
+    """Returns the chunks, cut where they leave the alphabet, with their counts."""
+    chars = {char.replace(SPACE, " ") for char in alphabet}
+    covered: Counter[str] = Counter()
+    for chunk, count in chunks:
+        for inside, run in groupby(chunk, chars.__contains__):
+            if inside:
+                covered["".join(run)] += count
+    return covered
+
+
+def _train_sentencepiece(chunks: Mapping[str, int], vocab_size: int, config: TokenizerConfig, work: Path) -> bytes:
+    options = _TRAINER_OPTIONS | {
+        "vocab_size": vocab_size,
+        "max_sentencepiece_length": config.max_piece_chars,
+        "control_symbols": [f"<|reserved_{number}|>" for number in range(config.reserved_pieces)],
+    }
+    trained = Piece(work, partial(_run_trainer, chunks, options))
+    finish_piece(trained)
+    return (work / MODEL_FILE).read_bytes()
+
+
+def _run_trainer(chunks: Mapping[str, int], options: Mapping[str, Any], out: Path) -> None:
+    """Writes out/tokenizer.model, trained in a process of its own: the kernel kills that one when memory runs out."""
+    with (out / "chunks.tsv").open("w", encoding="utf-8") as file:
+        file.writelines(f"{chunk}\t{count}\n" for chunk, count in chunks.items())
+    files = {"input": str(out / "chunks.tsv"), "model_prefix": str(out / Path(MODEL_FILE).stem)}
+    command = [sys.executable, "-c", _TRAIN, json.dumps({**options, **files})]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    if done.returncode < 0:
+        raise TrainerKilled(
+            f"SentencePiece's trainer was killed ({signal.Signals(-done.returncode).name}); where memory was short, "
+            "lower tokenizer.sample_bytes"
+        )
+    if done.returncode:
+        raise RuntimeError(f"SentencePiece's trainer failed: {done.stderr.strip()}")
+    (out / "chunks.tsv").unlink()
+    (out / Path(MODEL_FILE).with_suffix(".vocab")).unlink()

@@ -1,0 +1,144 @@
+"""Character encodings: detected, given, reported, and damaged."""
+
+import codecs
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from source_files import COMPRESS, encodings_of, json_lines, read
+
+from model.data.config import SourceConfig
+from model.data.documents import Dropped
+
+# Article 1 of the Universal Declaration of Human Rights.
+ARTICLES = {
+    "cp1252": "Tous les êtres humains naissent libres et égaux en dignité et en droits. Ils sont doués de raison.\n",
+    "cp1250": "Wszyscy ludzie rodzą się wolni i równi pod względem swej godności i swych praw. Są oni obdarzeni.\n",
+    "cp1251": "Все люди рождаются свободными и равными в своем достоинстве и правах. Они наделены разумом.\n",
+    "koi8-r": "Все люди рождаются свободными и равными в своем достоинстве и правах. Они наделены разумом.\n",
+    "cp1253": "Όλοι οι άνθρωποι γεννιούνται ελεύθεροι και ίσοι στην αξιοπρέπεια και τα δικαιώματα.\n",
+    "gb18030": "人人生而自由,在尊严和权利上一律平等。他们赋有理性和良心,并应以兄弟关系的精神相对待。\n",
+    "big5": "人人生而自由，在尊嚴和權利上一律平等。他們賦有理性和良心，並應以兄弟關係的精神相對待。\n",
+    "cp932": "すべての人間は、生まれながらにして自由であり、かつ、尊厳と権利とについて平等である。\n",
+    "cp949": "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다. 인간은 천부적으로.\n",
+}
+
+
+@pytest.mark.parametrize("encoding", ARTICLES)
+def test_legacy_encodings_are_detected(encoding: str) -> None:
+    text = 5 * ARTICLES[encoding]
+    assert read("x.txt", text.encode(encoding)) == [text]
+    assert read("x.jsonl.gz", COMPRESS[".gz"](json_lines(text, text).decode().encode(encoding))) == [text, text]
+    (found,) = encodings_of("x.txt", text.encode(encoding))
+    assert text.encode(found) == text.encode(encoding)
+
+
+MARKED = {
+    "utf-8": codecs.BOM_UTF8,
+    "utf-16-le": codecs.BOM_UTF16_LE,
+    "utf-16-be": codecs.BOM_UTF16_BE,
+    "utf-32-le": codecs.BOM_UTF32_LE,
+    "utf-32-be": codecs.BOM_UTF32_BE,
+}
+
+
+@pytest.mark.parametrize("encoding", MARKED)
+@pytest.mark.parametrize("has_mark", [True, False])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("read_bytes", [1, 3, None])
+def test_unicode_encodings_are_detected(encoding: str, has_mark: bool, suffix: str, read_bytes: int | None) -> None:
+    def encoded(text: str) -> bytes:
+        return COMPRESS.get(suffix, bytes)(has_mark * MARKED[encoding] + text.encode(encoding))
+
+    text = '{"text": "é ½"}\r\n\r\n \n{"text": "naïve 日本 😀 and more"}\n'
+    assert read("x.jsonl" + suffix, encoded(text), read_bytes=read_bytes) == ["é ½", "naïve 日本 😀 and more"]
+    assert read("x.txt" + suffix, encoded(text), read_bytes=read_bytes) == [text]
+    table = 'text,n\n"é, ""½""\n",1\nand more,2'
+    assert read("x.csv" + suffix, encoded(table), read_bytes=read_bytes) == ['é, "½"\n', "and more"]
+    assert encodings_of("x.txt" + suffix, encoded(text)) == [encoding]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le"])
+@pytest.mark.parametrize("article", ["cp1251", "cp1253", "cp1250", "cp949"])
+def test_other_scripts_without_a_mark(encoding: str, article: str) -> None:
+    assert encodings_of("x.txt", ARTICLES[article].encode(encoding)) == [encoding]
+
+
+def test_zeros_in_ascii_are_not_utf16() -> None:
+    assert read("x.txt", b"\0\nan odd zero in a line", txt_document="line") == ["\0", "an odd zero in a line"]
+    assert read("x.txt", bytes(64)) == [64 * "\0"]
+
+
+def test_a_mark_alone_is_an_empty_file() -> None:
+    for mark in MARKED.values():
+        assert read("x.jsonl", mark) == read("x.csv", mark) == read("x.json", mark) == []
+        assert read("x.txt", mark) == [""]
+
+
+def test_cut_utf16_loses_one_character() -> None:
+    data = "a line\nmore of it\n".encode("utf-16")
+    assert read("x.txt", data[:-1], txt_document="line") == ["a line", "more of it\ufffd"]
+
+
+def test_lone_surrogates_in_utf16() -> None:
+    data = "a \ud83d b\n".encode("utf-16", "surrogatepass")
+    assert read("x.txt", data) == ["a \ufffd b\n"]
+
+
+def test_a_cut_character_is_still_utf8() -> None:
+    data = ("é" * 100).encode()[:-1]
+    assert read("x.txt", data) == ["é" * 99 + "\ufffd"]
+    assert encodings_of("x.txt", data) == ["utf-8"]
+    # Cut where detection stops looking, and whole.
+    long = "x" + "é" * (1 << 19)
+    assert read("x.txt", long.encode(), limit=2 << 20) == [long]
+
+
+def test_few_faults_are_damaged_utf8() -> None:
+    assert read("x.txt", b"a\xffb\xe2\x82") == ["a\ufffdb\ufffd"]
+    assert read("x.jsonl", b'{"text": "a\xff"}\n') == ["a\ufffd"]
+    data = 20 * "déjà vu; ".encode() + 10 * b"caf\xe9; "
+    assert read("x.txt", data) == [20 * "déjà vu; " + 10 * "caf\ufffd; "]
+    assert encodings_of("x.txt", data) == ["utf-8"]
+
+
+def test_what_follows_a_long_ascii_head_decides() -> None:
+    head = 20_000 * "A line of plain English text, which is the same in every encoding looked for.\n"
+    tail = 20 * ARTICLES["cp1252"]
+    assert len(head) > 1 << 20
+    assert read("x.txt", (head + tail).encode("cp1252"), limit=4 << 20) == [head + tail]
+    assert encodings_of("x.txt", (head + tail).encode("cp1252"), txt_document="line") == ["cp1252"]
+    assert encodings_of("x.txt", (head + tail).encode(), txt_document="line") == ["utf-8"]
+
+
+def test_ascii_is_reported_as_utf8() -> None:
+    assert encodings_of("x.txt", b"plain") == encodings_of("x.csv", b"text\nplain\n") == ["utf-8"]
+
+
+def test_the_given_encoding_overrides() -> None:
+    data = json_lines("é")
+    assert read("x.jsonl", data, encoding="latin-1") == ["Ã©"]
+    assert encodings_of("x.jsonl", data, encoding="latin-1") == ["iso8859-1"]
+    assert read("x.jsonl", b'{"text": "\x8e"}', encoding="mac-roman") == ["é"]
+    assert read("x.txt", b"a\xff", encoding="ascii") == ["a\ufffd"]
+    assert read("x.html", b"<meta charset=utf-8><p>\xc3\xa9</p>", encoding="cp1251") == ["Г©"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-7", "shift_jis", "hz", "iso2022_jp", "utf-16", "utf-8-sig", "cp037"])
+@settings(deadline=None)
+@given(data=st.binary(max_size=200))
+def test_no_bytes_are_too_odd_for_a_decoder(encoding: str, data: bytes) -> None:
+    (text,) = read("x.txt", data, encoding=encoding, read_bytes=3)
+    assert isinstance(text, str)
+    text.encode()
+
+
+@pytest.mark.parametrize("encoding", ["base64", "rot13", "idna", "undefined", "utf-9"])
+def test_what_decodes_no_text_is_refused(encoding: str) -> None:
+    with pytest.raises(ValueError, match=f"'{encoding}' is no encoding of text"):
+        SourceConfig(uri="x", encoding=encoding)
+
+
+def test_records_too_long_count_in_utf8() -> None:
+    data = "日本\nab\n".encode("utf-16")  # four bytes each line; six and two in UTF-8
+    assert read("x.txt", data, limit=5, txt_document="line") == [Dropped("too_long"), "ab"]
