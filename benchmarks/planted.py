@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 NGRAM_WORDS = 5
 # Of the words; 2 % edited leaves a similarity of about 0.8.
 EDIT_RATES = (0.0, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.08, 0.12)
-_LEAST_WORDS, _MOST_WORDS = 200, 3000
+_LEAST_WORDS, _MOST_WORDS = 200, 100_000
 _ORIGINALS_PER_COPY = 4
 _FILE_BYTES = 4_000_000
 _VARIED_WORDS = 0.3
@@ -37,13 +37,13 @@ class Planted:
 
 
 def plant(texts: Iterable[str], size_bytes: int, folder: Path, seed: int = 0) -> Planted:
-    """Writes documents of 200 to 3,000 words, one in five the edited copy of another, as JSONL in random order.
+    """Writes the texts as JSONL in random order, and one edited copy for every four of them.
 
     Args:
-        texts: What the documents are cut from.
+        texts: The documents; those of fewer than 200 or more than 100,000 words are left out.
         size_bytes: UTF-8 bytes of all documents' text, about.
         folder: Is made; see write.
-        seed: Of lengths, edits and order.
+        seed: Of edits and order.
 
     Raises:
         ValueError: The texts are not enough.
@@ -52,7 +52,8 @@ def plant(texts: Iterable[str], size_bytes: int, folder: Path, seed: int = 0) ->
     documents: list[str] = []
     copies: list[tuple[int, int]] = []
     size = 0
-    for number, text in enumerate(cut(texts, chance), start=1):
+    long_enough = (text for text in texts if _LEAST_WORDS <= len(text.split()) <= _MOST_WORDS)
+    for number, text in enumerate(long_enough, start=1):
         documents.append(text)
         size += len(text.encode())
         if number % _ORIGINALS_PER_COPY == 0:
@@ -70,17 +71,6 @@ def plant(texts: Iterable[str], size_bytes: int, folder: Path, seed: int = 0) ->
     ids = dict(zip(order, write(folder, (documents[place] for place in order)), strict=True))
     pairs = [(ids[a], ids[b], jaccard(shingles(documents[a]), shingles(documents[b]))) for a, b in copies]
     return Planted({ids[place]: documents[place] for place in order}, pairs)
-
-
-def cut(texts: Iterable[str], chance: random.Random) -> Iterator[str]:
-    """Yields pieces of 200 to 3,000 words, log-uniformly; what is shorter at a text's end is left out."""
-    for text in texts:
-        words = _WORD.findall(text)
-        start = 0
-        while len(words) - start >= _LEAST_WORDS:
-            count = round(_LEAST_WORDS * (_MOST_WORDS / _LEAST_WORDS) ** chance.random())
-            yield "".join(words[start : start + count]).strip()
-            start += count
 
 
 def edit(text: str, rate: float, new_words: list[str], chance: random.Random) -> str:

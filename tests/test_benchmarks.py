@@ -17,7 +17,7 @@ sys.path.insert(0, str(BENCHMARKS))  # as for `python benchmarks/X.py`
 import documents  # noqa: E402
 import measure  # noqa: E402
 from measure import Row, alternate, paired, peer_python, reached, report, tree_peak_bytes  # noqa: E402
-from planted import cut, edit, jaccard, plant, precision, recall, repeat, shingles  # noqa: E402
+from planted import edit, jaccard, plant, precision, recall, repeat, shingles  # noqa: E402
 from sample_text import make_documents  # noqa: E402
 
 TWO_PROCESSES = """
@@ -162,13 +162,6 @@ def test_shingles_and_jaccard_by_hand() -> None:
     assert jaccard(one, other) == 1 / 3
 
 
-def test_documents_are_cut_at_words() -> None:
-    text = " ".join(map(str, range(10_000)))
-    pieces = list(cut([text, "too short"], random.Random(0)))
-    assert text.startswith(" ".join(pieces))
-    assert all(200 <= len(piece.split()) <= 3000 for piece in pieces)
-
-
 def test_edits_are_as_frequent_as_asked() -> None:
     text = " ".join(map(str, range(10_000)))
     assert edit(text, 0, ["new"], random.Random(0)) == text
@@ -179,7 +172,7 @@ def test_edits_are_as_frequent_as_asked() -> None:
 
 
 def test_planted_pairs(tmp_path: Path) -> None:
-    planted = plant(make_documents(400), 500_000, tmp_path / "corpus")
+    planted = plant(make_documents(400, sentences=60), 500_000, tmp_path / "corpus")
     assert planted.megabytes == pytest.approx(0.5, rel=0.1)
     records = {}
     for path in (tmp_path / "corpus").iterdir():
@@ -192,9 +185,9 @@ def test_planted_pairs(tmp_path: Path) -> None:
     similarities = [similarity for *_, similarity in planted.pairs]
     assert similarities[::9] == [1.0] * len(similarities[::9])  # every ninth is not edited
     assert min(similarities) < 0.5
-    assert plant(make_documents(400), 500_000, tmp_path / "again") == planted
+    assert plant(make_documents(400, sentences=60), 500_000, tmp_path / "again") == planted
     with pytest.raises(ValueError, match="and 500000 are asked for"):
-        plant(make_documents(10), 500_000, tmp_path / "short")
+        plant(make_documents(10, sentences=60), 500_000, tmp_path / "short")
 
 
 def test_recall_by_hand() -> None:

@@ -97,7 +97,7 @@ def test_a_wrong_variable_is_refused(capsys: pytest.CaptureFixture[str], monkeyp
     ("name", "content", "said"),
     [
         ("empty.txt", b"", "finds only empty files"),
-        ("picture.png", b"\x89PNG", "picture.png: the suffix is none of .jsonl, .ndjson, .txt, .parquet"),
+        ("picture.png", b"\x89PNG", "picture.png: the suffix is none of .jsonl, .ndjson, .json, .csv"),
         ("broken.jsonl.gz", b"this is no gzip file", "broken.jsonl.gz cannot be read"),
         ("broken.txt.zst", b"this is no zstd file", "broken.txt.zst cannot be read"),
         ("broken.parquet", b"PAR1 this is no parquet file", "broken.parquet cannot be read"),

@@ -1,8 +1,8 @@
-"""The vocabulary: phrases, training, exact encoding, and the quality gate."""
+"""The vocabulary: its training, exact encoding, and the quality gate."""
 
 import hashlib
 import random
-from collections import Counter
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -10,18 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sample_text import PHRASES, make_documents
+from trained_tokenizer import train_tokenizer, write_shards
 
+from model.data import tokenizer_training
 from model.data.config import TokenizerConfig
-from model.data.phrases import count_chunks
-from model.data.tokenizer import (
-    CONTROL_PIECES,
-    END_OF_TEXT,
-    PAD,
-    Tokenizer,
-    TokenizerGateError,
-    check_tokenizer,
-    train_tokenizer,
-)
+from model.data.document_shards import Document
+from model.data.pieces import InProcess
+from model.data.text_sample import sample_text
+from model.data.tokenizer import CONTROL_PIECES, END_OF_TEXT, PAD, Tokenizer
+from model.data.tokenizer_report import TokenizerGateError, check_tokenizer
+from model.data.tokenizer_training import TrainerKilled
+from tasks.pool import ProcessPool
 
 TEXTS = make_documents(150)
 CONFIG = TokenizerConfig(vocab_size=1000)
@@ -29,7 +28,7 @@ CONFIG = TokenizerConfig(vocab_size=1000)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_tokenizer(TEXTS, CONFIG, seed=0, out=tmp_path_factory.mktemp("tokenizer"))
+    return train_tokenizer(TEXTS, CONFIG, 0, tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="module")
@@ -50,12 +49,25 @@ def digest(path: Path) -> str:
 
 def test_vocabulary_has_the_size_and_the_control_pieces_asked_for(model: Path, tokenizer: Tokenizer) -> None:
     assert model.name == "tokenizer.model"
-    assert [path.name for path in model.parent.iterdir()] == ["tokenizer.model"]
+    assert sorted(path.name for path in model.parent.iterdir()) == ["tokenizer.model", "use.npy"]
     assert tokenizer.vocab_size == 1000
     assert tokenizer.end_of_text == END_OF_TEXT == 1
     assert pieces(tokenizer)[:4] == [*CONTROL_PIECES, "\n"] == ["<unk>", "<|endoftext|>", "<pad>", "\n"]
     assert {f"<0x{byte:02X}>" for byte in range(256)} <= set(pieces(tokenizer))
     assert "<s>" not in pieces(tokenizer)
+
+
+@pytest.mark.parametrize("method", ["phrases", "direct"])
+def test_reserved_pieces(tmp_path: Path, method: str) -> None:
+    config = TokenizerConfig(vocab_size=400, reserved_pieces=3, method=method)
+    tokenizer = Tokenizer(train_tokenizer(TEXTS, config, 0, tmp_path))
+    reserved = ["<|reserved_0|>", "<|reserved_1|>", "<|reserved_2|>"]
+    assert pieces(tokenizer)[:7] == [*CONTROL_PIECES, *reserved, "\n"]
+    assert tokenizer.vocab_size == 400
+    for text in reserved:
+        ids = tokenizer.encode(text)
+        assert not {3, 4, 5} & set(ids)
+        assert tokenizer.decode([3, *ids, 4]) == text
 
 
 @pytest.mark.parametrize("vocab_size", [5000, 256_000])
@@ -69,23 +81,31 @@ def test_vocabulary_that_the_corpus_does_not_support(tmp_path: Path, vocab_size:
     assert Tokenizer(train_tokenizer(texts, config, 0, tmp_path)).vocab_size == supported
 
 
+def test_lines_that_do_not_support_the_vocabulary(tmp_path: Path) -> None:  # case T1
+    config = TokenizerConfig(vocab_size=256_000, method="direct")
+    with pytest.raises(ValueError, match=r"tokenizer\.vocab_size \(256000\) is more than the corpus supports \(\d+\)"):
+        train_tokenizer(TEXTS[:2], config, 0, tmp_path)
+
+
+@pytest.mark.parametrize("method", ["phrases", "direct"])
 @pytest.mark.parametrize("texts", [[], [""], ["\t\r\n", "\0"], ["\u2581\u2585"]])
-def test_no_text_to_train_on(tmp_path: Path, texts: list[str]) -> None:
+def test_no_text_to_train_on(tmp_path: Path, texts: list[str], method: str) -> None:
     with pytest.raises(ValueError, match="there is no text to train on"):
-        train_tokenizer(texts, CONFIG, 0, tmp_path)
+        train_tokenizer(texts, TokenizerConfig(vocab_size=1000, method=method), 0, tmp_path)
 
 
-def test_overlong_lines_and_words_are_trained_on(tmp_path: Path) -> None:  # case T2
+@pytest.mark.parametrize("method", ["phrases", "direct"])
+def test_overlong_lines_and_words_are_trained_on(tmp_path: Path, method: str) -> None:  # case T2
     line = "Ж" * 3000
     assert len(line.encode()) == 6000
-    tokenizer = Tokenizer(train_tokenizer([line, *TEXTS], CONFIG, 0, tmp_path))
+    tokenizer = Tokenizer(train_tokenizer([line, *TEXTS], TokenizerConfig(vocab_size=500, method=method), 0, tmp_path))
     assert "Ж" in pieces(tokenizer)
     assert tokenizer.decode(tokenizer.encode(line)) == line
 
 
 def test_multi_word_pieces(tokenizer: Tokenizer) -> None:  # case T3
     multi_word = {tokenizer.piece(token) for token in range(1000) if tokenizer.is_multi_word(token)}
-    assert "▁House▁of▁Representatives" in multi_word
+    assert "▁the▁House▁of▁Representatives" in multi_word
     assert max(map(len, multi_word)) > 16
     assert all("▁" in piece.strip("▁") for piece in multi_word)
 
@@ -95,6 +115,13 @@ def test_phrases_keep_to_the_bounds(tmp_path: Path) -> None:
     tokenizer = Tokenizer(train_tokenizer(TEXTS, config, 0, tmp_path))
     assert not any(tokenizer.is_multi_word(token) for token in range(700))
     assert all(len(piece) <= 5 for piece in pieces(tokenizer) if not piece.startswith("<"))
+
+
+def test_phrases_need_fewer_tokens_than_words_alone(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    words = Tokenizer(train_tokenizer(TEXTS, TokenizerConfig(vocab_size=1000, max_phrase_words=1), 0, tmp_path))
+    held_out = make_documents(20, seed=1)
+    # PHRASES put 4 to 8 words into every sentence of 4 to 12 others.
+    assert sum(map(len, map(tokenizer.encode, held_out))) < 0.8 * sum(map(len, map(words.encode, held_out)))
 
 
 def test_small_vocabulary_of_a_large_script(tmp_path: Path) -> None:
@@ -108,35 +135,51 @@ def test_small_vocabulary_of_a_large_script(tmp_path: Path) -> None:
     assert hanzi[0] in pieces(tokenizer)
 
 
-def test_order_of_texts_and_memory_do_not_matter(model: Path, tmp_path: Path) -> None:
+def test_order_of_documents_and_division_into_shards_do_not_matter(model: Path, tmp_path: Path) -> None:
     shuffled = random.Random(1).sample(TEXTS, k=len(TEXTS))
-    assert digest(train_tokenizer(iter(shuffled), CONFIG, 0, tmp_path)) == digest(model)
+    assert digest(train_tokenizer(shuffled, CONFIG, 0, tmp_path, shards=3)) == digest(model)
+
+
+def test_pool_of_processes_gives_the_same(model: Path, tmp_path: Path) -> None:
+    pool = ProcessPool(2, lambda _: None)
+    trained = train_tokenizer(TEXTS, CONFIG, 0, tmp_path, shards=3, engine=pool)
+    pool.close()
+    assert digest(trained) == digest(model)
 
 
 def test_sample_depends_on_the_seed_alone(tmp_path: Path) -> None:  # case T6
     total = sum(map(len, TEXTS))
     config = TokenizerConfig(vocab_size=500, sample_bytes=total // 3)
     shuffled = random.Random(1).sample(TEXTS, k=len(TEXTS))
-    first = digest(train_tokenizer(TEXTS, config, 7, tmp_path))
-    assert digest(train_tokenizer(shuffled, config, 7, tmp_path)) == first
+    first = digest(train_tokenizer(TEXTS, config, 7, tmp_path, shards=2))
+    assert digest(train_tokenizer(shuffled, config, 7, tmp_path, shards=5)) == first
     assert digest(train_tokenizer(TEXTS, config, 8, tmp_path)) != first
 
 
-def test_sample_is_even_over_texts_and_within_its_size() -> None:
-    from model.data.tokenizer import _sample
-
-    texts = [f"{number:03} " * 1000 for number in range(100)]
-    sample = list(_sample(texts, 100_000, seed=3))
-    assert 90_000 < sum(map(len, sample)) <= 100_000
-    seen = Counter(number for block in sample for number in block.split())
-    # 400,000 bytes in blocks of 4,000 to 6,250: about a quarter of the texts, from both halves.
-    halves = sum(count for number, count in seen.items() if int(number) < 50), seen.total()
-    assert 0.2 < halves[0] / halves[1] < 0.8
+def test_sample_is_even_over_shards_and_within_its_size(tmp_path: Path) -> None:  # case T6
+    shards = write_shards([f"{number:03} " * 1000 for number in range(100)], tmp_path / "shards", 10)
+    sample = sample_text(shards, 100_000, 3, tmp_path / "work", InProcess())
+    assert 90_000 < sample.bytes <= 100_000
+    # 400,000 bytes, of which a quarter is taken in blocks of 4,000: of each shard's ten texts, 0.25 * 10 on average.
+    sizes = [sum(map(len, blocks)) for blocks in sample.parts(sample.bytes)]
+    assert sum(sizes) == sample.bytes
+    assert sum(sizes[:5]) == pytest.approx(50_000, abs=20_000)
+    smaller = [sum(map(len, blocks)) for blocks in sample.parts(30_000)]
+    assert 20_000 < sum(smaller) <= 30_000
+    assert all(small <= size for small, size in zip(smaller, sizes, strict=True))
 
 
 def test_one_text_larger_than_the_sample(tmp_path: Path) -> None:
     config = TokenizerConfig(vocab_size=400, sample_bytes=50_000)
     assert Tokenizer(train_tokenizer(["\n".join(TEXTS)], config, 0, tmp_path)).vocab_size == 400
+
+
+def test_direct_training(tmp_path: Path) -> None:
+    config = TokenizerConfig(vocab_size=500, method="direct")
+    tokenizer = Tokenizer(train_tokenizer(TEXTS, config, 0, tmp_path))
+    assert tokenizer.vocab_size == 500
+    assert any("House▁of▁Rep" in piece for piece in pieces(tokenizer))
+    assert tokenizer.decode(tokenizer.encode(TEXTS[0])) == TEXTS[0]
 
 
 def test_training_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -146,77 +189,17 @@ def test_training_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     assert capfd.readouterr() == ("", "")
 
 
-# --- phrases
+def test_killed_trainer_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # case T6
+    monkeypatch.setattr(tokenizer_training, "_TRAIN", f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})")
+    with pytest.raises(TrainerKilled, match=r"trainer was killed \(SIGKILL\).*lower tokenizer\.sample_bytes"):
+        train_tokenizer(TEXTS, CONFIG, 0, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
-def test_chunks_are_counted_and_frequent_groups_merged() -> None:
-    texts = [f"word{i} the United States of America." for i in range(10)]
-    texts += [f"the states of {letter}" for letter in "abcdefghij"]
-    counts = count_chunks(texts, max_words=4, min_count=10, max_chars=32)
-    assert counts[" United States of America"] == 10
-    assert counts["word"] == counts["."] == 10
-    assert counts["1"] == 1
-    assert counts["\n"] == 21
-    assert counts["the states of"] + counts.get(" states of", 0) == 10
-
-
-def test_phrases_respect_words_chars_and_count() -> None:
-    texts = [f"{i} alpha beta gamma delta epsilon" for i in range(20)]
-
-    def chunks(**bounds: int) -> set[str]:
-        counts = count_chunks(texts, **{"max_words": 8, "min_count": 20, "max_chars": 64, **bounds})
-        return {chunk for chunk in counts if chunk.startswith(" ")}
-
-    def longest(**bounds: int) -> int:
-        return max(len(chunk.split()) for chunk in chunks(**bounds))
-
-    assert chunks() == {" alpha beta gamma delta epsilon"}
-    assert [longest(max_words=words) for words in (1, 2, 3, 4)] == [1, 2, 3, 4]
-    assert max(map(len, chunks(max_chars=11))) == 11  # " alpha beta" or " beta gamma"
-    assert longest(min_count=21) == 1
-
-
-def test_words_that_meet_by_chance_are_no_phrase() -> None:
-    source = random.Random(0)
-    texts = [" ".join(source.choices(["aa", "bb", "cc", "dd"], [8, 1, 1, 1], k=1000)) for _ in range(20)]
-    counts = count_chunks(texts, max_words=2, min_count=10, max_chars=32)
-    independent = 20_000 * (8 / 11) * (1 / 11)
-    # Only sampling noise lifts a pair above chance; a true phrase would take all of its occurrences.
-    assert counts[" bb"] > 0
-    assert all(count < 1.2 * independent for chunk, count in counts.items() if chunk.count(" ") == 2 and "bb" in chunk)
-
-
-@pytest.mark.parametrize(
-    ("text", "chunks"),
-    [
-        ("It's 1990, isn’t it?", ["It's", " 1", "9", "9", "0", ",", " isn’t", " it", "?"]),
-        ("a  b\t\tc   ", ["a", " ", " b", "\t", "\t", "c", "   "]),
-        ("नमस्ते दुनिया", ["नमस्ते", " दुनिया"]),
-        ("snake_case", ["snake", "_", "case"]),
-        ("x" * 130, ["x" * 64, "x" * 64, "xx"]),
-    ],
-)
-def test_chunks(text: str, chunks: list[str]) -> None:
-    counts = count_chunks([text], max_words=1, min_count=2, max_chars=32)
-    assert counts == Counter([*chunks, "\n", "\n"])
-
-
-@given(st.lists(st.text(), max_size=5), st.integers(1, 8))
-def test_chunks_hold_every_character_of_the_texts(texts: list[str], max_words: int) -> None:
-    counts = count_chunks(texts, max_words, min_count=2, max_chars=32)
-    chars = Counter[str]()
-    for chunk, count in counts.items():
-        for char in chunk:
-            chars[char] += count
-    assert chars == Counter("".join(texts)) + Counter("\n" * (len(texts) + 1))
-
-
-def test_slices_of_the_corpus_give_the_same_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = count_chunks(TEXTS[:30], 4, 10, 32)
-    monkeypatch.setattr("model.data.phrases._SLICE_IDS", 1000)
-    sliced = count_chunks(TEXTS[:30], 4, 10, 32)
-    assert sliced.pop("\n") > whole.pop("\n")  # one more newline begins each slice
-    assert sliced == whole
+def test_what_the_trainer_says_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_training, "_TRAIN", "raise SystemExit('no disk')")
+    with pytest.raises(RuntimeError, match="trainer failed: no disk"):
+        train_tokenizer(TEXTS, CONFIG, 0, tmp_path)
 
 
 # --- encoding
@@ -280,31 +263,70 @@ def test_long_line(tokenizer: Tokenizer) -> None:
 # --- the gate
 
 
-def test_report(tokenizer: Tokenizer) -> None:
+def documents(texts: list[str], source: str = "made", language: str = "en") -> list[Document]:
+    return [Document(text, source, str(number), "", language) for number, text in enumerate(texts)]
+
+
+def use_of(model: Path) -> np.ndarray:
+    return np.load(model.parent / "use.npy")
+
+
+def test_report(model: Path, tokenizer: Tokenizer) -> None:
     held_out = make_documents(20, seed=1)
-    report = check_tokenizer(tokenizer, iter(held_out), CONFIG)
-    ids = [token for text in held_out for token in tokenizer.encode(text)]
+    given = documents(held_out[:5], "first") + documents(held_out[5:], "second", "de")
+    report = check_tokenizer(tokenizer, iter(given), use_of(model), CONFIG)
+    ids = [tokenizer.encode(text) for text in held_out]
+    tokens = [token for some in ids for token in some]
     assert report.documents == 20
     assert report.bytes == sum(len(text.encode()) for text in held_out)
-    assert report.tokens == len(ids)
-    assert report.tokens_per_byte == len(ids) / report.bytes < 0.3
+    assert report.tokens == len(tokens)
+    assert report.tokens_per_byte == len(tokens) / report.bytes < 0.3
+    assert report.tokens_per_byte_by_source == {
+        "first": sum(map(len, ids[:5])) / sum(map(len, held_out[:5])),
+        "second": sum(map(len, ids[5:])) / sum(map(len, held_out[5:])),
+    }
+    words = [len(text.split()) for text in held_out]
+    assert report.tokens_per_word_by_language == {
+        "de": sum(map(len, ids[5:])) / sum(words[5:]),
+        "en": sum(map(len, ids[:5])) / sum(words[:5]),
+    }
     multi_word = [token for token in range(1000) if tokenizer.is_multi_word(token)]
     assert report.multi_word_pieces == len(multi_word)
     assert report.multi_word_piece_share == len(multi_word) / 1000
-    assert report.multi_word_token_share == sum(token in multi_word for token in ids) / len(ids) > 0
-    assert "House of Representatives" in report.examples
+    assert report.multi_word_token_share == sum(token in multi_word for token in tokens) / len(tokens) > 0
+    assert "the House of Representatives" in report.examples
     assert report.to_dict()["vocab_size"] == 1000
 
 
-def test_only_so_many_documents_are_checked(tokenizer: Tokenizer) -> None:
+def test_named_entities(tmp_path: Path) -> None:
+    texts = [f"{text}\nNew York and South Carolina\n" for text in TEXTS]
+    model = train_tokenizer(texts, TokenizerConfig(vocab_size=1000), 0, tmp_path)
+    report = check_tokenizer(Tokenizer(model), documents(texts), use_of(model), CONFIG)
+    assert {"New York", "South Carolina"} & set(report.entity_examples)
+    assert all(word[0].isupper() for text in report.entity_examples for word in text.split())
+    assert report.entity_piece_share == report.entity_pieces / 1000 > 0
+
+
+def test_undertrained_pieces(model: Path, tokenizer: Tokenizer) -> None:
+    use = use_of(model)
+    assert use.shape == (1000,)
+    assert use.sum() == sum(token != 3 for text in TEXTS for token in tokenizer.encode(text))
+    normal = [token for token in range(1000) if tokenizer.is_normal(token)]
+    assert len(normal) == 1000 - 256 - 4
+    assert check_tokenizer(tokenizer, documents(TEXTS), use, CONFIG).undertrained_pieces == sum(use[normal] == 0)
+    none = check_tokenizer(tokenizer, documents(TEXTS), np.zeros_like(use), CONFIG)
+    assert none.undertrained_pieces == len(normal)
+
+
+def test_only_so_many_documents_are_checked(model: Path, tokenizer: Tokenizer) -> None:
     config = TokenizerConfig(vocab_size=1000, round_trip_documents=3)
-    assert check_tokenizer(tokenizer, TEXTS, config).documents == 3
+    assert check_tokenizer(tokenizer, documents(TEXTS), use_of(model), config).documents == 3
 
 
-def test_too_many_tokens_fail_the_gate(tokenizer: Tokenizer) -> None:
+def test_too_many_tokens_fail_the_gate(model: Path, tokenizer: Tokenizer) -> None:
     config = TokenizerConfig(vocab_size=1000, max_tokens_per_byte=0.01)
     with pytest.raises(TokenizerGateError, match=r"more than max_tokens_per_byte \(0\.01\)"):
-        check_tokenizer(tokenizer, TEXTS, config)
+        check_tokenizer(tokenizer, documents(TEXTS), use_of(model), config)
 
 
 def test_lossy_tokenizer_fails_the_gate(model: Path) -> None:
@@ -313,10 +335,10 @@ def test_lossy_tokenizer_fails_the_gate(model: Path) -> None:
             return super().decode(ids).replace("Court", "court")  # type: ignore[arg-type]
 
     with pytest.raises(TokenizerGateError, match="document 1 does not come back: at character 12 'the Supreme Court'"):
-        check_tokenizer(Lossy(model), ["fine", "the Supreme Court"], CONFIG)
+        check_tokenizer(Lossy(model), documents(["fine", "the Supreme Court"]), use_of(model), CONFIG)
 
 
 @pytest.mark.parametrize("texts", [[], ["", ""]])
-def test_nothing_to_check(tokenizer: Tokenizer, texts: list[str]) -> None:
+def test_nothing_to_check(model: Path, tokenizer: Tokenizer, texts: list[str]) -> None:
     with pytest.raises(ValueError, match="no held-out text"):
-        check_tokenizer(tokenizer, texts, CONFIG)
+        check_tokenizer(tokenizer, documents(texts), use_of(model), CONFIG)

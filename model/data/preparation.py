@@ -232,5 +232,5 @@ def _collect(shards: Sequence[_Shard], parts: dict[str, Path], out: Path) -> Non
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def _json(path: Path) -> dict[str, Any]:
+def _json(path: Path) -> Any:
     return json.loads(path.read_text(encoding="utf-8"))

@@ -4,6 +4,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import BinaryIO
 
@@ -54,13 +55,13 @@ def arrow_texts(stream: BinaryIO, fields: Sequence[str], max_bytes: int) -> Iter
     Raises:
         DamagedFile: After the batches before the damage.
     """
-    blocks = read_blocks(stream)
-    head = BlockReader(blocks).read(BLOCK_BYTES)
+    reader = BlockReader(read_blocks(stream))
+    head = reader.read(8)  # a file's magic is padded to this
     if not head:
         return
     is_file = head.startswith(_ARROW_MAGIC)
-    # The magic is padded to eight bytes.
-    reader = BlockReader(chain((head[8:] if is_file else head,), blocks))
+    if not is_file:
+        reader = BlockReader(chain((head,), iter(partial(reader.read, BLOCK_BYTES), b"")))
     with _damage(), pa.ipc.open_stream(pa.PythonFile(reader, mode="r")) as batches:
         for batch in batches:
             for start in range(0, batch.num_rows, _MAX_ROWS):
