@@ -118,8 +118,12 @@ def compare(figures: Mapping[str, Sequence[float]], peers: Sequence[str]) -> Pai
     return Paired(statistics.median(figures["jumbo"]), medians, ratios)
 
 
-def peer_python(name: str) -> Path | None:
+def peer_python(name: str, dependencies: bool = True) -> Path | None:
     """The interpreter of the peer's own environment, .peers/NAME, made at first use from peers/NAME.txt.
+
+    Args:
+        name: The peer.
+        dependencies: Whether what the requirements need is installed too; if not, they name all that is used.
 
     Returns:
         None, and says why, where the peer cannot be installed here.
@@ -137,7 +141,7 @@ def peer_python(name: str) -> Path | None:
         try:
             _run([sys.executable, "-m", "venv", "--without-pip", environment])
             pip: list[str | Path] = [sys.executable, "-m", "pip", "--python", python, "--quiet"]
-            _run([*pip, "install", "--requirement", requirements])
+            _run([*pip, "install", *([] if dependencies else ["--no-deps"]), "--requirement", requirements])
         except subprocess.CalledProcessError as error:
             print(f"The peer {name} cannot be installed:\n{error.stderr[-_ERROR_CHARS:]}", file=sys.stderr)
             return None

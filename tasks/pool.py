@@ -29,7 +29,7 @@ class _Worker(ForkServerProcess):
         main = sys.modules["__main__"]
         sys.modules["__main__"] = ModuleType("__main__")
         try:
-            return ForkServerProcess._Popen(process_obj)  # type: ignore[attr-defined]
+            return ForkServerProcess._Popen(process_obj)
         finally:
             sys.modules["__main__"] = main
 

@@ -1,13 +1,19 @@
 """Stage 2: documents -> a SentencePiece vocabulary with multi-word pieces, behind a quality gate."""
 
+import shutil
 from itertools import chain
 
+import numpy as np
 from prefect.artifacts import create_markdown_artifact
 
 from model.data.document_shards import iter_documents
-from model.data.tokenizer import Tokenizer, check_tokenizer
-from model.data.tokenizer import train_tokenizer as train
+from model.data.pieces import remove_partial
+from model.data.tokenizer import Tokenizer
+from model.data.tokenizer_report import check_tokenizer
+from model.data.tokenizer_training import USE_FILE
+from model.data.tokenizer_training import train_tokenizer as train
 from tasks.config import PipelineConfig
+from tasks.engine import open_engine
 from tasks.manifest import Manifest
 from tasks.stage import artifact_key, stage_task
 from tasks.stages import tokenizer_stage
@@ -23,12 +29,14 @@ def train_tokenizer(config: PipelineConfig, documents: Manifest) -> Manifest:
         documents.local_files(".parquet", "train/"),
         [*documents.local_files(".parquet", "test/"), *documents.local_files(".parquet", "validation/")],
     )
-    with stage.scratch() as out:
-        stage.progress(f"training {config.tokenizer.vocab_size:,} pieces")
-        tokenizer = Tokenizer(train((d.text for d in iter_documents(training)), config.tokenizer, config.seed, out))
+    with stage.workspace() as work, open_engine(config.engine, stage.progress) as engine:
+        remove_partial(work)
+        out = work / "out"
+        shutil.rmtree(out, ignore_errors=True)
+        model = train(training, config.tokenizer, config.seed, out, work / "training", engine)
         stage.progress("checking the round trip")
-        texts = (document.text for document in chain(iter_documents(held_out), iter_documents(training)))
-        report = check_tokenizer(tokenizer, texts, config.tokenizer)
+        checked = chain(iter_documents(held_out), iter_documents(training))
+        report = check_tokenizer(Tokenizer(model), checked, np.load(out / USE_FILE), config.tokenizer)
         files = stage.publish(out)
     pieces = ", ".join(f"`{example.strip()}`" for example in report.examples)
     create_markdown_artifact(

@@ -12,13 +12,14 @@ import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_text import make_documents
+from trained_tokenizer import train_tokenizer
 
 import model.data.encoding
 from model.data.config import TokenizerConfig
 from model.data.encoding import EncodedPart, count_ids, encode_parts
 from model.data.pieces import InProcess
 from model.data.shards import TokenShard
-from model.data.tokenizer import END_OF_TEXT, Tokenizer, train_tokenizer
+from model.data.tokenizer import END_OF_TEXT, Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from sample_text import make_documents
 from token_runs import Corpus, make_config, prepare_tokens
+from trained_tokenizer import train_tokenizer
 
 from flows.__main__ import main
 from flows.inspection import _pieces, _visible
 from infra.storage import open_storage
 from model.data.config import TokenizerConfig
-from model.data.tokenizer import train_tokenizer
 
 Said = Callable[..., list[str]]
 

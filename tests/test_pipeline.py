@@ -127,7 +127,7 @@ def test_a_finished_run_is_cached_in_the_ui_and_needs_no_cluster(finished: Pipel
 
 
 def test_a_missing_or_cut_file_is_made_again(finished: PipelineConfig) -> None:
-    name = "tokens/test/part-00000.tokens"
+    name = "tokens/test/made-up-00000.tokens"
     path = Path(finished.run_uri) / name
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
@@ -140,9 +140,9 @@ def test_a_missing_or_cut_file_is_made_again(finished: PipelineConfig) -> None:
 @pytest.mark.parametrize(
     ("name", "stage"),
     [
-        ("documents/test/part-00000.parquet", "preprocess"),
+        ("documents/test/made-up-00000.parquet", "preprocess"),
         ("tokenizer/tokenizer.model", "tokenizer"),
-        ("tokens/train/part-00000.tokens", "tokens"),
+        ("tokens/train/made-up-00000.tokens", "tokens"),
     ],
 )
 def test_a_flipped_byte_is_found_and_mended(finished: PipelineConfig, name: str, stage: str) -> None:

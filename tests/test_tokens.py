@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from sample_text import make_documents
 from token_runs import Corpus, corpus, make_config, prepare_tokens
+from trained_tokenizer import train_tokenizer
 
 from infra.storage import open_storage
 from infra.storage_s3 import S3Storage
 from model.data.batches import TokenDataset
 from model.data.config import TokenizerConfig
 from model.data.shards import TokenShard
-from model.data.tokenizer import END_OF_TEXT, Tokenizer, train_tokenizer
+from model.data.tokenizer import END_OF_TEXT, Tokenizer
 from tasks.config import PipelineConfig
 from tasks.dataset import open_dataset, planned_epochs, training_order
 from tasks.manifest import Manifest, read_manifest

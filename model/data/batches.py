@@ -2,26 +2,17 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from model.data.shards import Tokens
+
 Ids = NDArray[np.int64]
 
 IGNORED = -100  # a target without a loss
 PADDING = -1  # a place in a batch without a sequence
-
-
-class Tokens(Protocol):
-    """The tokens of one shard, wherever they are: an array, a memory map, or what is read from afar."""
-
-    def __len__(self) -> int:
-        """The number of tokens."""
-
-    def __getitem__(self, part: slice) -> NDArray[np.uint32]:
-        """The tokens from part.start to part.stop, or to the shard's end; uint32."""
 
 
 class TokenDataset:

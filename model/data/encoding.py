@@ -11,9 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from model.data.batches import Tokens
 from model.data.pieces import Engine, Piece
-from model.data.shards import ShardWriter
+from model.data.shards import ShardWriter, Tokens
 from model.data.tokenizer import Tokenizer
 
 ENCODING_VERSION = 1  # of what follows from documents and a tokenizer; another one is encoded anew

@@ -34,6 +34,8 @@ MAX_WORDS = 1 << 20
 MAX_GROUPS = 1 << 21
 
 _PARTITION_BYTES = 1 << 25  # of text, for one partition of what is counted in it
+# Kana and Han, written without spaces: each is a chunk, and words are groups of them.
+_CHARACTERS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _MAX_PUNCTUATION = 3  # longer runs are rules and boxes, not what stands between words
 
 Ids = NDArray[np.int32]
@@ -143,22 +145,22 @@ def _mine_groups(
 @cache
 def _word() -> str:
     """Letters with the combining marks among them, and an ending like 's. Python's \\w lacks the marks, without which
-    words of Hindi or Arabic would fall apart. A longer run, like a line of Chinese, is cut: no piece is that long, and
-    the trainer drops chunks above 4,192 bytes."""
+    words of Hindi or Arabic would fall apart. A longer run, like a line of Thai, is cut: no piece is that long, and the
+    trainer drops chunks above 4,192 bytes."""
     marks = "".join(char for char in map(chr, range(0x300, 0x1F000)) if unicodedata.category(char).startswith("M"))
-    letter = r"[^\W\d_]"
+    letter = rf"[^\W\d_{_CHARACTERS}]"
     return rf"{letter}{{1,64}}(?:[{marks}]{{1,4}}{letter}{{0,16}}){{0,16}}(?:['’]{letter}{{1,8}})?"
 
 
 @cache
 def _chunk() -> re.Pattern[str]:
     # White space but for its last character, which goes with the next word, is a chunk of its own.
-    return re.compile(rf" ?{_word()}| ?\d| ?[^\w\s]{{1,64}}|_{{1,64}}|[^\S\n]{{1,64}}(?!\S)|\s")
+    return re.compile(rf" ?{_word()}| ?[{_CHARACTERS}]| ?\d| ?[^\w\s]{{1,64}}|_{{1,64}}|[^\S\n]{{1,64}}(?!\S)|\s")
 
 
 @cache
 def _joining() -> re.Pattern[str]:
-    return re.compile(rf" ?(?:{_word()}|[^\w\s]{{1,{_MAX_PUNCTUATION}}}|_)")
+    return re.compile(rf" ?(?:{_word()}|[{_CHARACTERS}]|[^\w\s]{{1,{_MAX_PUNCTUATION}}}|_)")
 
 
 def joins(chunk: str) -> bool:

@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,16 @@ _HEADER = struct.Struct("<8sIIQQ")
 _TOKENS_MAGIC = b"JUMBOTOK"
 _INDEX_MAGIC = b"JUMBOIDX"
 _VERSION = 1
+
+
+class Tokens(Protocol):
+    """The tokens of one shard, wherever they are: an array, a memory map, or what is read from afar."""
+
+    def __len__(self) -> int:
+        """The number of tokens."""
+
+    def __getitem__(self, part: slice) -> NDArray[np.uint32]:
+        """The tokens from part.start to part.stop, or to the shard's end; uint32."""
 
 
 class ShardWriter:

@@ -26,7 +26,7 @@ class Tokenizer:
     """
 
     def __init__(self, path: Path) -> None:
-        self._model = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+        self._model: Any = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
         assert self._model.id_to_piece([UNKNOWN, END_OF_TEXT, PAD]) == list(CONTROL_PIECES)
         self._newline = self._model.piece_to_id("\n")
         self._space_bytes = self._model.piece_to_id([f"<0x{byte:02X}>" for byte in _SPACE_BYTES])

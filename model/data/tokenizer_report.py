@@ -1,8 +1,8 @@
 """What a tokenizer does to text: the gate that it must pass, and the figures by which a person judges it."""
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import islice
 from typing import Any
 
@@ -58,22 +58,21 @@ class TokenizerReport:
 @dataclass
 class _Size:
     tokens: int = 0
-    units: int = 0  # bytes or words
-
-    def add(self, tokens: int, units: int) -> None:
-        self.tokens += tokens
-        self.units += units
+    bytes: int = 0
+    words: int = 0
 
 
-@dataclass
-class _Sizes:
-    of: dict[str, _Size] = field(default_factory=dict)
+class _Sizes(defaultdict[str, _Size]):
+    """What the texts of each source or language add up to."""
 
-    def add(self, name: str, tokens: int, units: int) -> None:
-        self.of.setdefault(name, _Size()).add(tokens, units)
+    def __init__(self) -> None:
+        super().__init__(_Size)
 
-    def ratios(self) -> dict[str, float]:
-        return {name: size.tokens / size.units for name, size in sorted(self.of.items()) if size.units}
+    def add(self, name: str, text: str, tokens: int) -> None:
+        size = self[name]
+        size.tokens += tokens
+        size.bytes += len(text.encode())
+        size.words += len(split_words([text]).codes)
 
 
 def check_tokenizer(
@@ -88,48 +87,56 @@ def check_tokenizer(
         TokenizerGateError: A text does not come back exactly, or tokens per byte exceed config.max_tokens_per_byte.
         ValueError: There is no text.
     """
-    sources, languages, total = _Sizes(), _Sizes(), _Size()
-    used: Counter[int] = Counter()
+    sources, languages = _Sizes(), _Sizes()
+    used = np.zeros(tokenizer.vocab_size, np.int64)
     checked = 0
     for document in islice(documents, config.round_trip_documents):
         text = replace_surrogates(document.text)
         ids = tokenizer.encode(text)
         _require_same(text, tokenizer.decode(ids), checked)
         checked += 1
-        used.update(ids)
-        size = len(text.encode())
-        total.add(len(ids), size)
-        sources.add(document.source, len(ids), size)
-        languages.add(document.language, len(ids), len(split_words([text]).codes))
-    if not total.units:
+        used += np.bincount(ids, minlength=len(used))
+        sources.add(document.source, text, len(ids))
+        languages.add(document.language, text, len(ids))
+    tokens, n_bytes = sum(size.tokens for size in sources.values()), sum(size.bytes for size in sources.values())
+    if not n_bytes:
         raise ValueError(f"tokenizer: there is no held-out text to check it on ({checked} documents)")
-    if total.tokens > config.max_tokens_per_byte * total.units:
+    if tokens > config.max_tokens_per_byte * n_bytes:
         raise TokenizerGateError(
-            f"tokenizer: {total.tokens} tokens for {total.units} bytes of held-out text are "
-            f"{total.tokens / total.units:.3f} tokens a byte, more than max_tokens_per_byte "
-            f"({config.max_tokens_per_byte})"
+            f"tokenizer: {tokens} tokens for {n_bytes} bytes of held-out text are {tokens / n_bytes:.3f} tokens a "
+            f"byte, more than max_tokens_per_byte ({config.max_tokens_per_byte})"
         )
-    multi_word = [token for token in range(tokenizer.vocab_size) if tokenizer.is_multi_word(token)]
-    entities = [token for token in multi_word if _is_entity(tokenizer.piece(token))]
     return TokenizerReport(
         documents=checked,
-        bytes=total.units,
-        tokens=total.tokens,
-        tokens_per_byte=total.tokens / total.units,
-        tokens_per_byte_by_source=sources.ratios(),
-        tokens_per_word_by_language=languages.ratios(),
+        bytes=n_bytes,
+        tokens=tokens,
+        tokens_per_byte=tokens / n_bytes,
+        tokens_per_byte_by_source={name: size.tokens / size.bytes for name, size in sorted(sources.items())},
+        tokens_per_word_by_language={
+            name: size.tokens / size.words for name, size in sorted(languages.items()) if size.words
+        },
         vocab_size=tokenizer.vocab_size,
-        multi_word_pieces=len(multi_word),
-        multi_word_piece_share=len(multi_word) / tokenizer.vocab_size,
-        multi_word_token_share=sum(used[token] for token in multi_word) / total.tokens,
-        entity_pieces=len(entities),
-        entity_piece_share=len(entities) / tokenizer.vocab_size,
-        undertrained_pieces=sum(
-            not use[token] for token in range(tokenizer.vocab_size) if tokenizer.is_normal(token)
-        ),
-        examples=_examples(tokenizer, multi_word, used),
-        entity_examples=_texts(tokenizer, sorted(entities, key=lambda token: (-used[token], token))[:_EXAMPLES]),
+        **_describe_pieces(tokenizer, used, use),
     )
+
+
+def _describe_pieces(tokenizer: Tokenizer, used: NDArray[np.int64], use: NDArray[np.int64]) -> dict[str, Any]:
+    """Returns the report's figures of pieces, of which `used` occur in the text that was checked."""
+    normal = [token for token in range(tokenizer.vocab_size) if tokenizer.is_normal(token)]
+    multi_word = [token for token in normal if tokenizer.is_multi_word(token)]
+    entities = [token for token in multi_word if _is_entity(tokenizer.piece(token))]
+    frequent = sorted(multi_word, key=lambda token: -used[token])[:_EXAMPLES]
+    longest = sorted(multi_word, key=lambda token: -len(tokenizer.piece(token)))[:_EXAMPLES]
+    return {
+        "multi_word_pieces": len(multi_word),
+        "multi_word_piece_share": len(multi_word) / tokenizer.vocab_size,
+        "multi_word_token_share": float(used[multi_word].sum() / used.sum()),
+        "entity_pieces": len(entities),
+        "entity_piece_share": len(entities) / tokenizer.vocab_size,
+        "undertrained_pieces": int((use[normal] == 0).sum()),
+        "examples": _texts(tokenizer, [*frequent, *(token for token in longest if token not in frequent)]),
+        "entity_examples": _texts(tokenizer, sorted(entities, key=lambda token: -used[token])[:_EXAMPLES]),
+    }
 
 
 def _require_same(text: str, decoded: str, document: int) -> None:
@@ -145,12 +152,6 @@ def _require_same(text: str, decoded: str, document: int) -> None:
 
 def _is_entity(piece: str) -> bool:
     return all(word[:1].isupper() and word[1:2].islower() for word in piece.strip(SPACE).split(SPACE))
-
-
-def _examples(tokenizer: Tokenizer, multi_word: list[int], used: Counter[int]) -> list[str]:
-    frequent = sorted(multi_word, key=lambda token: -used[token])[:_EXAMPLES]
-    longest = sorted(multi_word, key=lambda token: -len(tokenizer.piece(token)))[: 2 * _EXAMPLES]
-    return _texts(tokenizer, [*frequent, *(token for token in longest if token not in frequent)][: 2 * _EXAMPLES])
 
 
 def _texts(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:

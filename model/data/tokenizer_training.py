@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import sentencepiece
 
 from model.data.config import TokenizerConfig
 from model.data.phrases import Candidates, mine_candidates
 from model.data.pieces import Engine, Piece, finish_piece
 from model.data.text_sample import Blocks, TextSample, sample_text
 from model.data.tokenizer import CONTROL_PIECES, END_OF_TEXT, PAD, SPACE, UNKNOWN
-from model.data.vocabulary import choose_vocabulary, count_use
+from model.data.vocabulary import choose_vocabulary, count_pieces, count_use
 
 MODEL_FILE = "tokenizer.model"
 USE_FILE = "use.npy"
@@ -70,9 +69,10 @@ class TrainerKilled(RuntimeError):
 def train_tokenizer(
     shards: Sequence[Path], config: TokenizerConfig, seed: int, out: Path, work: Path, engine: Engine
 ) -> Path:
-    """Returns out/tokenizer.model, trained on a sample of the shards' text that the seed chooses. Beside it, out/use.npy
-    says how often that text uses each piece, (vocab_size,) int64. Equal documents and seed, in any order and shards,
-    give equal bytes.
+    """Returns out/tokenizer.model, trained on a sample of the shards' text that the seed chooses.
+
+    Beside it, out/use.npy says how often that text uses each piece, (vocab_size,) int64. Equal documents and seed, in
+    any order and shards, give equal bytes.
 
     Args:
         shards: Parquet files with a column of text.
@@ -109,11 +109,13 @@ def _train_on_phrases(sample: TextSample, config: TokenizerConfig, work: Path, e
     )
     alphabet = _alphabet(found.words, config)
     candidates = _candidates(found, alphabet, config)
-    supported = config.vocab_size - _room(config) + len(alphabet | candidates.keys())
-    _require_supported(supported, config)
-    backbone_size = config.vocab_size - _room(config) + len(alphabet)
-    backbone_size += int(_BACKBONE_SHARE * (_room(config) - len(alphabet)))
-    backbone = _train_sentencepiece(_covered(found.words, alphabet), backbone_size, config, work / "backbone")
+    room = _room(config)
+    if len(alphabet | candidates.keys()) < room:
+        size = config.vocab_size  # only subwords can fill it
+    else:
+        size = config.vocab_size - room + len(alphabet) + int(_BACKBONE_SHARE * (room - len(alphabet)))
+    backbone = _train_sentencepiece(_covered(found.words, alphabet), size, config, work / "backbone")
+    _require_supported(count_pieces(backbone, candidates), config)
     parts = _choice_parts(sample, config)
     return choose_vocabulary(backbone, candidates, config.vocab_size, parts, work / "choice", engine)
 
@@ -124,7 +126,7 @@ def _train_on_lines(sample: TextSample, config: TokenizerConfig, work: Path) -> 
     model = _train_sentencepiece(
         _covered(counted, _alphabet(counted, config)), config.vocab_size, config, work / "lines"
     )
-    _require_supported(sentencepiece.SentencePieceProcessor(model_proto=model).vocab_size(), config)
+    _require_supported(count_pieces(model, {}), config)
     return model
 
 
@@ -220,9 +222,10 @@ def _run_trainer(chunks: Mapping[str, int], options: Mapping[str, Any], out: Pat
     """Writes out/tokenizer.model, trained in a process of its own: the kernel kills that one when memory runs out."""
     with (out / "chunks.tsv").open("w", encoding="utf-8") as file:
         file.writelines(f"{chunk}\t{count}\n" for chunk, count in chunks.items())
-    files = {"input": str(out / "chunks.tsv"), "model_prefix": str(out / Path(MODEL_FILE).stem)}
+    # Names without a folder: the model holds them.
+    files = {"input": "chunks.tsv", "model_prefix": Path(MODEL_FILE).stem}
     command = [sys.executable, "-c", _TRAIN, json.dumps({**options, **files})]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    done = subprocess.run(command, cwd=out, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
     if done.returncode < 0:
         raise TrainerKilled(
             f"SentencePiece's trainer was killed ({signal.Signals(-done.returncode).name}); where memory was short, "

@@ -12,17 +12,19 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
-from sentencepiece import sentencepiece_model_pb2 as schema
+from sentencepiece import sentencepiece_model_pb2
 
 from model.data.pieces import Engine, Piece, finish_piece
 from model.data.text_sample import Blocks
 from model.data.tokenizer import SPACE
 
 Counts = NDArray[np.int64]
+ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]  # made when it is imported
 
 _PRUNINGS = 2
 _UNSEEN = 0.5  # the count of a piece that the text does not use
@@ -30,6 +32,12 @@ _UNSEEN = 0.5  # the count of a piece that the text does not use
 _TOKEN_PENALTY = 1.0
 _BATCH_CHARS = 1 << 22
 _NBEST_PIECES = 1 << 16
+
+
+def count_pieces(backbone: bytes, candidates: Mapping[str, int]) -> int:
+    """Returns how many pieces a vocabulary of these can have."""
+    pieces = {piece.piece for piece in ModelProto.FromString(backbone).pieces}
+    return len(pieces | candidates.keys())
 
 
 def choose_vocabulary(
@@ -47,8 +55,8 @@ def choose_vocabulary(
         candidates: Other pieces, as SentencePiece writes them, with how often the text has them.
         parts: The text.
     """
-    trained = schema.ModelProto.FromString(backbone)
-    n_fixed = sum(piece.type != schema.ModelProto.SentencePiece.NORMAL for piece in trained.pieces)
+    trained = ModelProto.FromString(backbone)
+    n_fixed = sum(piece.type != ModelProto.SentencePiece.NORMAL for piece in trained.pieces)
     scores = {piece.piece: piece.score for piece in trained.pieces[n_fixed:]}
     kept = set(scores)
     total = sum(candidates.values()) or 1
@@ -97,9 +105,9 @@ def _scores(counts: Mapping[str, int]) -> dict[str, float]:
     return scores
 
 
-def _with_pieces(trained: schema.ModelProto, n_fixed: int, scores: Mapping[str, float]) -> bytes:
+def _with_pieces(trained: Any, n_fixed: int, scores: Mapping[str, float]) -> bytes:
     """Returns the model with its first n_fixed pieces, then those of scores."""
-    changed = schema.ModelProto()
+    changed = ModelProto()
     changed.CopyFrom(trained)
     del changed.pieces[n_fixed:]
     for piece, score in scores.items():

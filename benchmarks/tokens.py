@@ -1,0 +1,166 @@
+"""Encoding beside SentencePiece itself, the fastest encoder found that gives exactly its ids; and on two processes.
+
+The text is the same share of every source of the corpus, in documents. SentencePiece's best call form counts: all
+documents at once or one by one, as lists or NumPy arrays, one thread. Speed is by CPU time, since both are one
+process; of two processes it is by the clock, start of the processes included.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import sentencepiece
+from corpus import FOLDER, build_corpus
+from measure import Row, alternate, arguments, compare, paired, report
+
+from model.data.config import TokenizerConfig
+from model.data.encoding import encode_parts
+from model.data.pieces import InProcess
+from model.data.tokenizer import END_OF_TEXT, Tokenizer
+from model.data.tokenizer_training import train_tokenizer
+from tasks.pool import ProcessPool
+
+PEER = "sentencepiece"
+ONE = "1 process"
+TRAINED_PIECES, QUICK_PIECES = 65_536, 4_096
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    megabytes, rounds = (3, 1) if options.quick else (30, 5)
+    sources = [take(path, megabytes * 10**6) for path in build_corpus(quick=options.quick)]
+    sources = [texts for texts in spread(sources, megabytes * 10**6) if texts]
+    model = find_model(sources, options.quick)
+    print(f"{Tokenizer(model).vocab_size:,} pieces", file=sys.stderr)
+    report(
+        [
+            beside_sentencepiece(sources, model, rounds),
+            on_two_processes(sources, model, rounds),
+            identity(sources, model),
+        ],
+        options,
+    )
+
+
+def take(path: Path, size: int) -> list[str]:
+    """The first documents of a source, up to a size in bytes."""
+    texts: list[str] = []
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            if size <= 0:
+                break
+            texts.append(json.loads(line)["text"])
+            size -= len(texts[-1].encode())
+    return texts
+
+
+def spread(sources: Sequence[list[str]], size: int) -> list[list[str]]:
+    """As much of every source, and about `size` bytes in all; of a small source everything."""
+    chosen = []
+    for texts in sources:
+        left, taken = size // len(sources), 0
+        for text in texts:
+            if left <= 0:
+                break
+            left -= len(text.encode())
+            taken += 1
+        chosen.append(texts[:taken])
+    return chosen
+
+
+def find_model(sources: Sequence[list[str]], quick: bool) -> Path:
+    """The vocabulary that tokenizer.py trained, or a smaller one trained here."""
+    trained = FOLDER / "tokenizer" / "tokenizer.model"
+    if trained.exists() and not quick:
+        return trained
+    pieces = QUICK_PIECES if quick else TRAINED_PIECES
+    path = FOLDER / f"tokenizer-{pieces}"
+    if not (path / "tokenizer.model").exists():
+        print(f"training {pieces:,} pieces; tokenizer.py's 262,144 are not there", file=sys.stderr)
+        with tempfile.TemporaryDirectory(prefix="tokens-") as work:
+            shard = Path(work) / "documents.parquet"
+            pq.write_table(pa.table({"text": [text for texts in sources for text in texts]}), shard)
+            train_tokenizer([shard], TokenizerConfig(vocab_size=pieces), 0, path, Path(work), InProcess())
+    return path / "tokenizer.model"
+
+
+def beside_sentencepiece(sources: Sequence[list[str]], model: Path, rounds: int) -> Row:
+    tokenizer, peer = Tokenizer(model), sentencepiece.SentencePieceProcessor(model_file=str(model))
+    megabytes = sum(len(text.encode()) for texts in sources for text in texts) / 1e6
+
+    def timed(encode: Callable[[list[str]], object]) -> Callable[[], float]:
+        def work() -> float:
+            started = time.process_time()
+            for texts in sources:
+                encode(texts)
+            return megabytes / (time.process_time() - started)
+
+        return work
+
+    forms = {
+        "all, NumPy": timed(lambda texts: peer.encode(texts, out_type="numpy", num_threads=1)),
+        "all, lists": timed(lambda texts: peer.encode(texts, num_threads=1)),
+        "one by one, NumPy": timed(lambda texts: [peer.encode(text, out_type="numpy") for text in texts]),
+        "one by one, lists": timed(lambda texts: [peer.encode(text) for text in texts]),
+    }
+    figures = alternate({"jumbo": timed(tokenizer.encode_documents), **forms}, rounds)
+    best = max(forms, key=lambda form: float(np.median(figures[form])))
+    print(f"SentencePiece's best call form: {best}", file=sys.stderr)
+    result = compare({"jumbo": figures["jumbo"], PEER: figures[best]}, [PEER])
+    return Row("encode vs sentencepiece", "MB/cpu-s", result.jumbo, result.peers, result.ratios[PEER], ">= 1.0")
+
+
+def on_two_processes(sources: Sequence[list[str]], model: Path, rounds: int) -> Row:
+    """The whole step from Parquet to token shards."""
+    megabytes = sum(len(text.encode()) for texts in sources for text in texts) / 1e6
+    with tempfile.TemporaryDirectory(prefix="tokens-") as name:
+        folder = Path(name)
+        parts = {}
+        for number, texts in enumerate(sources):
+            parts[f"train/{number:03}"] = folder / f"{number:03}.parquet"
+            pq.write_table(pa.table({"text": texts}), folder / f"{number:03}.parquet")
+        runs = iter(range(1000))
+
+        def timed(processes: int) -> Callable[[], float]:
+            def work() -> float:
+                run = folder / f"run-{next(runs)}"
+                (run / "out").mkdir(parents=True)
+                engine = ProcessPool(processes, lambda message: None)
+                started = time.perf_counter()
+                encode_parts(parts, model, run / "work", run / "out", engine)
+                seconds = time.perf_counter() - started
+                engine.close()
+                return megabytes / seconds
+
+            return work
+
+        result = paired(timed(2), {ONE: timed(1)}, rounds)
+    return Row("encode 2 processes vs 1", "MB/s", result.jumbo, result.peers, result.ratios[ONE], ">= 1.8")
+
+
+def identity(sources: Sequence[list[str]], model: Path) -> Row:
+    """The share of documents whose ids are SentencePiece's own, line by line."""
+    tokenizer, peer = Tokenizer(model), sentencepiece.SentencePieceProcessor(model_file=str(model))
+    newline = peer.piece_to_id("\n")
+    same = total = 0
+    for texts in sources:
+        ids, ends = tokenizer.encode_documents(texts)
+        for text, document in zip(texts, np.split(ids, ends[:-1]), strict=True):
+            expected: list[int] = []
+            for line in peer.encode(text.split("\n"), num_threads=1):
+                expected += [*line, newline]
+            expected[-1] = END_OF_TEXT
+            # SentencePiece alone would lose its own sign for a space.
+            same += document.tolist() == expected or "\u2581" in text
+            total += 1
+    return Row("identical ids", "share of documents", same / total, {}, None, "= 1")
+
+
+if __name__ == "__main__":
+    main()
