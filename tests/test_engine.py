@@ -119,12 +119,3 @@ def test_workers_end_with_the_process_that_asked(tmp_path: Path) -> None:
     while any(map(processes.is_alive, family)):
         assert time.monotonic() < deadline, "a worker lives on"
         time.sleep(0.05)
-
-
-@pytest.mark.slow
-def test_ray_leaves_the_same(tmp_path: Path, prefect_server: str) -> None:
-    with open_engine(EngineConfig(kind="ray", processes=2), lambda _: None) as engine:
-        engine.finish("numbers", numbers(tmp_path, 4))
-        engine.finish("more", numbers(tmp_path))
-        assert (engine.reused, engine.made) == (4, 8)
-    assert contents(tmp_path) == EXPECTED

@@ -19,6 +19,8 @@ from model.data.documents import SourceFile
 from model.data.funnel import Funnel
 from model.data.pieces import Engine, InProcess
 from model.data.preparation import prepare_documents
+from tasks.config import EngineConfig
+from tasks.engine import open_engine
 from tasks.pool import ProcessPool
 
 SOURCE = SourceConfig(uri="made", name="made")
@@ -199,6 +201,18 @@ def test_every_engine_gives_the_same_bytes(corpus: Corpus) -> None:
     pool.close()
     assert pool.made > 20
     assert corpus.contents("here") == corpus.contents("pool")
+
+
+@pytest.mark.slow
+def test_ray_gives_the_same_bytes(corpus: Corpus, prefect_server: str) -> None:
+    texts = make_documents(120)
+    for number in range(3):
+        corpus.add(json_lines([*texts[number::3], edited(texts[number])]), f"{number}.jsonl")
+    corpus.prepare("here", sources=[SOURCE], shard_bytes=1 << 16)
+    with open_engine(EngineConfig(kind="ray", processes=2), lambda _: None) as engine:
+        corpus.prepare("ray", engine, sources=[SOURCE], shard_bytes=1 << 16)
+        assert engine.made > 20
+    assert corpus.contents("here") == corpus.contents("ray")
 
 
 class Stopping(InProcess):

@@ -32,6 +32,7 @@ _COVERAGE = 0.9999
 _MIN_WORD_COUNT = 2
 _MAX_LINE_CHARS = 1024  # SentencePiece drops lines above 4,192 bytes
 _BACKBONE_SHARE = 0.2  # of the pieces, besides single characters
+_BACKBONE_WORDS = 1 << 18  # the most frequent; subwords of the others are the same
 _CANDIDATES_PER_PIECE = 4
 _CHOICE_BYTES_PER_PIECE = 512  # of text that the choice is made on
 
@@ -111,10 +112,14 @@ def _train_on_phrases(sample: TextSample, config: TokenizerConfig, work: Path, e
     candidates = _candidates(found, alphabet, config)
     room = _room(config)
     if len(alphabet | candidates.keys()) < room:
-        size = config.vocab_size  # only subwords can fill it
+        size, n_words = config.vocab_size, len(found.words)  # only subwords can fill it
     else:
         size = config.vocab_size - room + len(alphabet) + int(_BACKBONE_SHARE * (room - len(alphabet)))
-    backbone = _train_sentencepiece(_covered(found.words, alphabet), size, config, work / "backbone")
+        n_words = _BACKBONE_WORDS
+    # Every character of the alphabet is in the backbone, whatever words it stands in.
+    chunks = dict.fromkeys((char.replace(SPACE, " ") for char in sorted(alphabet)), 1)
+    chunks |= _covered(found.words[:n_words], alphabet)
+    backbone = _train_sentencepiece(chunks, size, config, work / "backbone")
     _require_supported(count_pieces(backbone, candidates), config)
     parts = _choice_parts(sample, config)
     return choose_vocabulary(backbone, candidates, config.vocab_size, parts, work / "choice", engine)
