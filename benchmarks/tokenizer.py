@@ -88,7 +88,7 @@ def prepare(sources: list[Path], outside: Mapping[str, str], folder: Path) -> Pa
         # Dictionaries and tables are no prose, and are to be kept.
         filters=FilterConfig(score_only=True),
         deduplication=DeduplicationConfig(repeated_paragraphs=True),
-        validation_fraction=0.001,
+        validation_fraction=0.01,
         test_fraction=0.03,
         shard_bytes=16 << 20,
     )

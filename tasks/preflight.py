@@ -16,6 +16,7 @@ from model.data.documents import DamagedFile, Dropped, SourceFile, read_document
 from model.flops import parameter_count
 from tasks.choices import load_choices
 from tasks.config import PipelineConfig
+from tasks.given_tokenizer import given_tokenizer
 from tasks.manifest import read_manifest
 from tasks.sources import FoundSource, find_sources
 
@@ -44,7 +45,8 @@ def check_run(config: PipelineConfig, needs_cluster: bool = True) -> None:
     for index, source in enumerate(sources):
         _check_readable(f"data.sources.{index}.uri", source)
     _check_run_directory(config, sources)
-    _check_vocabulary(config, sources)
+    if not given_tokenizer(config.tokenizer):
+        _check_vocabulary(config, sources)
 
 
 def check_scoring(config: PipelineConfig, step: int | None) -> None:

@@ -1,12 +1,13 @@
 """What each stage depends on: the graph's edges and the parts of the configuration, in one place."""
 
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
 from model.data.encoding import ENCODING_VERSION
 from tasks.config import PipelineConfig
-from tasks.manifest import Manifest
+from tasks.manifest import Manifest, record_file
 from tasks.sources import source_weights
 from tasks.stage import Stage
 
@@ -24,9 +25,11 @@ def preprocess_stage(config: PipelineConfig, versions: dict[str, str], examples:
     return Stage(config.run_uri, "preprocess", "documents", settings, inputs)
 
 
-def tokenizer_stage(config: PipelineConfig, documents: Manifest) -> Stage:
+def tokenizer_stage(config: PipelineConfig, documents: Manifest, given: Path | None) -> Stage:
+    """`given`: the tokenizer that takes the place of one to train."""
     settings = _settings(tokenizer=config.tokenizer, seed=config.seed)
-    return Stage(config.run_uri, "tokenizer", "tokenizer", settings, _inputs(documents))
+    inputs = _inputs(documents) | ({"tokenizer": record_file(given, "").sha256} if given else {})
+    return Stage(config.run_uri, "tokenizer", "tokenizer", settings, inputs)
 
 
 def tokens_stage(config: PipelineConfig, documents: Manifest, tokenizer: Manifest) -> Stage:

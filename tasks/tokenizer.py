@@ -10,10 +10,11 @@ from model.data.document_shards import iter_documents
 from model.data.pieces import remove_partial
 from model.data.tokenizer import Tokenizer
 from model.data.tokenizer_report import check_tokenizer
-from model.data.tokenizer_training import USE_FILE
+from model.data.tokenizer_training import MODEL_FILE, USE_FILE
 from model.data.tokenizer_training import train_tokenizer as train
 from tasks.config import PipelineConfig
 from tasks.engine import open_engine
+from tasks.given_tokenizer import given_tokenizer
 from tasks.manifest import Manifest
 from tasks.stage import artifact_key, stage_task
 from tasks.stages import tokenizer_stage
@@ -21,8 +22,9 @@ from tasks.stages import tokenizer_stage
 
 @stage_task("tokenizer")
 def train_tokenizer(config: PipelineConfig, documents: Manifest) -> Manifest:
-    """tokenizer/tokenizer.model, trained on the training split and checked on the others."""
-    stage = tokenizer_stage(config, documents)
+    """tokenizer/tokenizer.model, trained on the training split, or the one that is given; checked on the others."""
+    given = given_tokenizer(config.tokenizer)
+    stage = tokenizer_stage(config, documents, given)
     if done := stage.finished():
         return stage.cached(done)
     training, held_out = (
@@ -33,10 +35,18 @@ def train_tokenizer(config: PipelineConfig, documents: Manifest) -> Manifest:
         remove_partial(work)
         out = work / "out"
         shutil.rmtree(out, ignore_errors=True)
-        model = train(training, config.tokenizer, config.seed, out, work / "training", engine)
+        if given:
+            model = out / MODEL_FILE
+            out.mkdir()
+            shutil.copyfile(given, model)
+            use = None
+        else:
+            model = train(training, config.tokenizer, config.seed, out, work / "training", engine)
+            use = np.load(out / USE_FILE)
+            stage.say_reuse(engine.reused, engine.made)
         stage.progress("checking the round trip")
         checked = chain(iter_documents(held_out), iter_documents(training))
-        report = check_tokenizer(Tokenizer(model), checked, np.load(out / USE_FILE), config.tokenizer)
+        report = check_tokenizer(Tokenizer(model), checked, use, config.tokenizer)
         files = stage.publish(out)
     pieces = ", ".join(f"`{example.strip()}`" for example in report.examples)
     create_markdown_artifact(

@@ -257,3 +257,16 @@ def test_two_runs_never_share_a_cluster(tmp_path: Path, corpus: str) -> None:
     one, same = tiny_config(tmp_path / "one", corpus), tiny_config(f"file:{tmp_path}/one", corpus)
     other = tiny_config(tmp_path / "other", corpus)
     assert cluster_name(one) == cluster_name(same) != cluster_name(other)
+
+
+def test_a_given_tokenizer_is_used_as_it_is(finished: PipelineConfig, corpus: str, tmp_path: Path) -> None:
+    model = Path(finished.run_uri) / "tokenizer/tokenizer.model"
+    config = tiny_config(tmp_path / "run", corpus, tokenizer={"uri": str(model)})
+    preparation(config)
+    assert (tmp_path / "run/tokenizer/tokenizer.model").read_bytes() == model.read_bytes()
+    tokens = read(finished, "tokens/manifest.json")["files"]
+    assert read(config, "tokens/manifest.json")["files"] == tokens
+    with pytest.raises(ValueError, match=r"tokenizer.vocab_size \(600\) must be that of tokenizer.uri, 500"):
+        preparation(tiny_config(tmp_path / "run", corpus, tokenizer={"uri": str(model), "vocab_size": 600}))
+    with pytest.raises(ValueError, match=r"tokenizer.uri: .*corpus.jsonl is no SentencePiece model"):
+        preparation(tiny_config(tmp_path / "run", corpus, tokenizer={"uri": corpus}))

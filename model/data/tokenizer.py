@@ -23,11 +23,18 @@ class Tokenizer:
     """A trained vocabulary. Every text comes back exactly, but for lone surrogates, which become U+FFFD.
 
     Control pieces are never made from text. END_OF_TEXT ends every document, and is what a first token follows.
+
+    Raises:
+        ValueError: The file holds no such vocabulary.
     """
 
     def __init__(self, path: Path) -> None:
-        self._model: Any = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
-        assert self._model.id_to_piece([UNKNOWN, END_OF_TEXT, PAD]) == list(CONTROL_PIECES)
+        try:
+            self._model: Any = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+        except RuntimeError:
+            raise ValueError(f"{path} is no SentencePiece model") from None
+        if self._model.id_to_piece([UNKNOWN, END_OF_TEXT, PAD]) != list(CONTROL_PIECES):
+            raise ValueError(f"{path} is of another system: its first pieces are not {', '.join(CONTROL_PIECES)}")
         self._newline = self._model.piece_to_id("\n")
         self._space_bytes = self._model.piece_to_id([f"<0x{byte:02X}>" for byte in _SPACE_BYTES])
 

@@ -30,7 +30,7 @@ class TokenizerReport:
         tokens_per_byte_by_source: Tokens by byte of UTF-8, of each source's documents.
         tokens_per_word_by_language: The fertility; words as model/data/words.py splits them.
         entity_pieces: Multi-word pieces all of whose words are capitalised, as in names.
-        undertrained_pieces: Pieces that the text which the vocabulary was chosen on does not use.
+        undertrained_pieces: Pieces that the text which the vocabulary was chosen on does not use; None if unknown.
         examples: The most frequent multi-word pieces, then the longest.
         entity_examples: The most frequent entity pieces.
     """
@@ -47,7 +47,7 @@ class TokenizerReport:
     multi_word_token_share: float
     entity_pieces: int
     entity_piece_share: float
-    undertrained_pieces: int
+    undertrained_pieces: int | None
     examples: list[str]
     entity_examples: list[str]
 
@@ -76,12 +76,12 @@ class _Sizes(defaultdict[str, _Size]):
 
 
 def check_tokenizer(
-    tokenizer: Tokenizer, documents: Iterable[Document], use: NDArray[np.int64], config: TokenizerConfig
+    tokenizer: Tokenizer, documents: Iterable[Document], use: NDArray[np.int64] | None, config: TokenizerConfig
 ) -> TokenizerReport:
     """Returns what the first config.round_trip_documents documents show.
 
     Args:
-        use: How often the text that the vocabulary was chosen on uses each piece, (vocab_size,).
+        use: How often the text that the vocabulary was chosen on uses each piece, (vocab_size,); None if unknown.
 
     Raises:
         TokenizerGateError: A text does not come back exactly, or tokens per byte exceed config.max_tokens_per_byte.
@@ -120,7 +120,7 @@ def check_tokenizer(
     )
 
 
-def _describe_pieces(tokenizer: Tokenizer, used: NDArray[np.int64], use: NDArray[np.int64]) -> dict[str, Any]:
+def _describe_pieces(tokenizer: Tokenizer, used: NDArray[np.int64], use: NDArray[np.int64] | None) -> dict[str, Any]:
     """Returns the report's figures of pieces, of which `used` occur in the text that was checked."""
     normal = [token for token in range(tokenizer.vocab_size) if tokenizer.is_normal(token)]
     multi_word = [token for token in normal if tokenizer.is_multi_word(token)]
@@ -133,7 +133,7 @@ def _describe_pieces(tokenizer: Tokenizer, used: NDArray[np.int64], use: NDArray
         "multi_word_token_share": float(used[multi_word].sum() / used.sum()),
         "entity_pieces": len(entities),
         "entity_piece_share": len(entities) / tokenizer.vocab_size,
-        "undertrained_pieces": int((use[normal] == 0).sum()),
+        "undertrained_pieces": None if use is None else int((use[normal] == 0).sum()),
         "examples": _texts(tokenizer, [*frequent, *(token for token in longest if token not in frequent)]),
         "entity_examples": _texts(tokenizer, sorted(entities, key=lambda token: -used[token])[:_EXAMPLES]),
     }

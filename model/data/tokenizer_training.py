@@ -33,6 +33,7 @@ _MIN_WORD_COUNT = 2
 _MAX_LINE_CHARS = 1024  # SentencePiece drops lines above 4,192 bytes
 _BACKBONE_SHARE = 0.2  # of the pieces, besides single characters
 _BACKBONE_WORDS = 1 << 18  # the most frequent; subwords of the others are the same
+_BACKBONE_CHARS = 1 << 25  # the trainer needs memory for every occurrence of a word: some 20 bytes a character
 _CANDIDATES_PER_PIECE = 4
 _CHOICE_BYTES_PER_PIECE = 512  # of text that the choice is made on
 
@@ -116,13 +117,14 @@ def _train_on_phrases(sample: TextSample, config: TokenizerConfig, work: Path, e
     else:
         size = config.vocab_size - room + len(alphabet) + int(_BACKBONE_SHARE * (room - len(alphabet)))
         n_words = _BACKBONE_WORDS
+    chunks = _scaled(_covered(found.words[:n_words], alphabet))
     # Every character of the alphabet is in the backbone, whatever words it stands in.
-    chunks = dict.fromkeys((char.replace(SPACE, " ") for char in sorted(alphabet)), 1)
-    chunks |= _covered(found.words[:n_words], alphabet)
+    chunks = dict.fromkeys((char.replace(SPACE, " ") for char in sorted(alphabet)), 1) | chunks
     backbone = _train_sentencepiece(chunks, size, config, work / "backbone")
     _require_supported(count_pieces(backbone, candidates), config)
     parts = _choice_parts(sample, config)
-    return choose_vocabulary(backbone, candidates, config.vocab_size, parts, work / "choice", engine)
+    n_chunks = sum(count for _, count in found.words)
+    return choose_vocabulary(backbone, candidates, n_chunks, config.vocab_size, parts, work / "choice", engine)
 
 
 def _train_on_lines(sample: TextSample, config: TokenizerConfig, work: Path) -> bytes:
@@ -210,6 +212,13 @@ def _covered(chunks: Iterable[tuple[str, int]], alphabet: frozenset[str]) -> dic
             if inside:
                 covered["".join(run)] += count
     return covered
+
+
+def _scaled(chunks: Mapping[str, int]) -> dict[str, int]:
+    """Returns the chunks with counts so small that all their occurrences have some _BACKBONE_CHARS characters."""
+    total = sum(len(chunk) * count for chunk, count in chunks.items())
+    divisor = max(1, total // _BACKBONE_CHARS)
+    return {chunk: -(-count // divisor) for chunk, count in chunks.items()}
 
 
 def _train_sentencepiece(chunks: Mapping[str, int], vocab_size: int, config: TokenizerConfig, work: Path) -> bytes:

@@ -43,6 +43,7 @@ def count_pieces(backbone: bytes, candidates: Mapping[str, int]) -> int:
 def choose_vocabulary(
     backbone: bytes,
     candidates: Mapping[str, int],
+    n_chunks: int,
     vocab_size: int,
     parts: Sequence[Blocks],
     work: Path,
@@ -53,14 +54,15 @@ def choose_vocabulary(
     Args:
         backbone: A SentencePiece model. All its pieces stay, so that any word can still be written in few of them.
         candidates: Other pieces, as SentencePiece writes them, with how often the text has them.
+        n_chunks: How many chunks the text has.
         parts: The text.
     """
     trained = ModelProto.FromString(backbone)
     n_fixed = sum(piece.type != ModelProto.SentencePiece.NORMAL for piece in trained.pieces)
     scores = {piece.piece: piece.score for piece in trained.pieces[n_fixed:]}
     kept = set(scores)
-    total = sum(candidates.values()) or 1
-    scores |= {piece: _score(count, total) for piece, count in candidates.items() if piece not in kept}
+    scores |= {piece: float(np.log(count / n_chunks)) for piece, count in candidates.items() if piece not in kept}
+    _demote_space(scores)
     room = vocab_size - n_fixed
     assert len(kept) <= room <= len(scores)
     sizes = [*np.geomspace(len(scores), room, _PRUNINGS + 1)[1:-1].astype(int).tolist(), room]
@@ -92,17 +94,18 @@ def count_use(model: bytes, vocab_size: int, parts: Sequence[Blocks], work: Path
     return counts
 
 
-def _score(count: int, total: int) -> float:
-    return float(np.log(max(count, _UNSEEN) / total)) - _TOKEN_PENALTY
-
-
 def _scores(counts: Mapping[str, int]) -> dict[str, float]:
     total = sum(counts.values()) or 1
-    scores = {name: _score(count, total) for name, count in counts.items()}
-    if SPACE in scores:
-        # A space alone, followed by a word that also occurs without one, would often beat the word with its space.
-        scores[SPACE] = min(scores.values())
+    scores = {piece: float(np.log(max(count, _UNSEEN) / total)) - _TOKEN_PENALTY for piece, count in counts.items()}
+    _demote_space(scores)
     return scores
+
+
+def _demote_space(scores: dict[str, float]) -> None:
+    """Gives the space alone the least score: before a word that also occurs without one, it would often beat the word
+    with its space, which then would never be used."""
+    if SPACE in scores:
+        scores[SPACE] = min(scores.values())
 
 
 def _with_pieces(trained: Any, n_fixed: int, scores: Mapping[str, float]) -> bytes:
