@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from importlib.abc import MetaPathFinder
 from multiprocessing.connection import wait as wait_for_sentinels
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.process import BaseProcess
@@ -123,17 +122,6 @@ class ProcessPool:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 yield future.result()
-
-
-def forgo_pandas() -> None:
-    """Lets pyarrow do without pandas here: it would import it, 28 MB, to ask whether what it was given is pandas'."""
-    sys.meta_path.insert(0, _NoPandas())
-
-
-class _NoPandas(MetaPathFinder):
-    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
-        if fullname == "pandas":
-            raise ModuleNotFoundError(fullname, name=fullname)
 
 
 def _start_worker() -> None:

@@ -1,5 +1,8 @@
 """What the processes of a pool share: imported, loaded and used once by the process that they are forked from."""
 
+import sys
+from importlib.abc import MetaPathFinder
+
 import pyarrow as pa
 
 from model.data.cleaning import clean
@@ -9,14 +12,28 @@ from model.data.minhash import band_keys
 from model.data.preparation import prepare_documents  # noqa: F401 - all that pieces are made of
 from model.data.scores import score_documents
 from model.data.words import split_words, word_hashes
-from tasks.pool import forgo_pandas
+
+
+class _NoPandas(MetaPathFinder):
+    """pyarrow would import it, 28 MB, to ask whether what it was given is pandas'; it asks for it once."""
+
+    def find_spec(self, fullname: str, path: object, target: object = None) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError(fullname, name=fullname)
+
+
+def _look_at_a_document() -> None:
+    config = DataConfig()
+    texts = [clean("A few words, to have everything at hand that a document's first look needs.", config.cleaning)]
+    words = split_words(texts)
+    score_documents(texts, words)
+    identify_languages(texts)
+    band_keys(*word_hashes(words), config.deduplication)
+
 
 pa.set_cpu_count(1)
 pa.set_memory_pool(pa.system_memory_pool())  # gives back what it does not use
-forgo_pandas()
-_CONFIG = DataConfig()
-_TEXTS = [clean("A few words, to have everything at hand that a document's first look needs.", _CONFIG.cleaning)]
-_WORDS = split_words(_TEXTS)
-score_documents(_TEXTS, _WORDS)
-identify_languages(_TEXTS)
-band_keys(*word_hashes(_WORDS), _CONFIG.deduplication)
+_finder = _NoPandas()
+sys.meta_path.insert(0, _finder)
+_look_at_a_document()
+sys.meta_path.remove(_finder)
