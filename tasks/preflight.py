@@ -12,7 +12,7 @@ import zstandard
 
 from infra.cluster import open_provider
 from infra.storage import FileStorage, open_storage
-from model.data.documents import DamagedFile, Dropped, SourceFile, read_documents
+from model.data.documents import DamagedFile, Dropped, SourceFile, document_format, read_documents
 from model.flops import parameter_count
 from tasks.choices import load_choices
 from tasks.config import PipelineConfig
@@ -27,6 +27,7 @@ SAMPLED_DOCUMENT_BYTES = 1 << 20
 # Candidate pieces are repeated substrings, so only text that is not itself a repetition gives any: 10 MB of English,
 # 3 MB when compressed, give 214 thousand, 14 compressed bytes each. Fewer than this is beyond what text supports.
 MIN_COMPRESSED_BYTES_PER_PIECE = 6
+COMPRESSION_RATIO = 4  # of English text
 # What any run needs beside its data: logs of the ranks, manifests, the report.
 MIN_RUN_BYTES = 32 << 20
 
@@ -142,7 +143,7 @@ def _check_run_directory(config: PipelineConfig, sources: list[FoundSource]) -> 
         raise ValueError(f"run_uri ({config.run_uri}) cannot be written: {reason}") from error
     if not isinstance(storage, FileStorage):
         return
-    needed = _needed_bytes(config, sum(source.size_bytes for source in sources))
+    needed = _needed_bytes(config, sum(map(_text_bytes, sources)))
     there = sum(entry.size_bytes for entry in storage.list())
     free = shutil.disk_usage(storage.root).free
     if needed > there + free:
@@ -152,9 +153,16 @@ def _check_run_directory(config: PipelineConfig, sources: list[FoundSource]) -> 
         )
 
 
-def _needed_bytes(config: PipelineConfig, source_bytes: int) -> int:
-    """Documents and their scratch copy, four bytes for every token, and one checkpoint more than is kept."""
-    return MIN_RUN_BYTES + 4 * source_bytes + (config.training.keep_checkpoints + 1) * checkpoint_bytes(config)
+def _text_bytes(source: FoundSource) -> int:
+    """About how much text the source's files hold."""
+    return sum(
+        entry.size_bytes * (COMPRESSION_RATIO if document_format(entry.name)[1] else 1) for entry in source.entries
+    )
+
+
+def _needed_bytes(config: PipelineConfig, text_bytes: int) -> int:
+    """Documents, twice while they are made, tokens likewise, and one checkpoint more than is kept."""
+    return MIN_RUN_BYTES + 4 * text_bytes + (config.training.keep_checkpoints + 1) * checkpoint_bytes(config)
 
 
 def _check_vocabulary(config: PipelineConfig, sources: list[FoundSource]) -> None:
