@@ -1,5 +1,6 @@
 """A pool of processes that makes pieces (model/data/pieces.py). Imports no Prefect: its workers start quickly."""
 
+import ctypes
 import multiprocessing
 import os
 import sys
@@ -113,7 +114,7 @@ class ProcessPool:
             self._pool = ProcessPoolExecutor(self._processes, context, _start_worker)
         running: set[Future[None]] = set()
         for piece in pieces:
-            running.add(self._pool.submit(finish_piece, piece))
+            running.add(self._pool.submit(_make, piece))
             if len(running) >= 2 * self._processes:
                 done, running = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
@@ -122,6 +123,11 @@ class ProcessPool:
             done, running = wait(running, return_when=FIRST_COMPLETED)
             for future in done:
                 yield future.result()
+
+
+def _make(piece: Piece) -> None:
+    finish_piece(piece)
+    ctypes.CDLL(None).malloc_trim(0)  # a process that keeps what its largest piece needed would be as large for ever
 
 
 def _start_worker() -> None:

@@ -1,5 +1,6 @@
 """What the processes of a pool share: imported, loaded and used once by the process that they are forked from."""
 
+import gc
 import sys
 from importlib.abc import MetaPathFinder
 
@@ -37,3 +38,4 @@ _finder = _NoPandas()
 sys.meta_path.insert(0, _finder)
 _look_at_a_document()
 sys.meta_path.remove(_finder)
+gc.freeze()  # what collection does not look at stays shared

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Addresses = NDArray[np.uint64]
 
-_TEXTS_AT_ONCE = 256
+_TEXTS_AT_ONCE = 32
 _ROW_BITS = np.uint64(32)
 
 

@@ -25,6 +25,7 @@ SCHEMA = pa.schema(
 )
 
 _READ_ROWS = 64
+_REPEATING = ["source", "language"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,11 @@ class Document:
     document_id: str
     origin: str
     language: str
+
+
+def open_writer(path: Path) -> pq.ParquetWriter:
+    """A writer of tables with SCHEMA."""
+    return pq.ParquetWriter(path, SCHEMA, compression="zstd", use_dictionary=_REPEATING)
 
 
 def iter_documents(paths: Sequence[Path]) -> Iterator[Document]:

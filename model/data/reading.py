@@ -18,14 +18,13 @@ from typing import Self
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import xxhash
 from numpy.typing import NDArray
 
 from model.data.cleaning import clean, remove_c4_lines
 from model.data.config import DataConfig
 from model.data.decontamination import Decontaminator
-from model.data.document_shards import SCHEMA
+from model.data.document_shards import SCHEMA, open_writer
 from model.data.documents import DamagedFile, Dropped, SourceFile, read_documents
 from model.data.filters import Histograms, failed_rules
 from model.data.funnel import Samples, SourceCounts
@@ -67,7 +66,7 @@ class _Reader:
         self._counts = SourceCounts()
         self._samples = Samples()
         self._histograms = Histograms()
-        self._writer = pq.ParquetWriter(out / "documents.parquet", SCHEMA, compression="zstd")
+        self._writer = open_writer(out / "documents.parquet")
         self._tables: list[pa.Table] = []
         self._tables_bytes = 0
         self._texts: list[str] = []

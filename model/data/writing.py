@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from model.data.config import DataConfig
 from model.data.deduplication import EXACT_DUPLICATE, NEAR_DUPLICATE
-from model.data.document_shards import SCHEMA, SPLITS
+from model.data.document_shards import SCHEMA, SPLITS, open_writer
 from model.data.funnel import SAMPLES, Samples
 from model.data.paragraphs import read_repeated_paragraphs, remove_paragraphs
 
@@ -54,7 +55,7 @@ def write_part(shares: Sequence[Share], split: int, config: DataConfig, out: Pat
     """Writes the documents of one split among the shares to out/part.parquet, and what they are to out/counts.json."""
     documents = n_bytes = emptied = 0
     languages: Counter[str] = Counter()
-    with pq.ParquetWriter(out / "part.parquet", SCHEMA, compression="zstd") as writer:
+    with open_writer(out / "part.parquet") as writer:
         for share in shares:
             repeated = read_repeated_paragraphs(share.paragraphs) if share.paragraphs else {}
             for rows, table in _tables(share, split, config):
@@ -65,7 +66,7 @@ def write_part(shares: Sequence[Share], split: int, config: DataConfig, out: Pat
                     continue
                 writer.write_table(table)
                 documents += len(table)
-                n_bytes += sum(len(text.encode()) for text in table.column(_TEXT).to_pylist())
+                n_bytes += pc.sum(pc.binary_length(table.column(_TEXT))).as_py()
                 languages.update(table.column("language").to_pylist())
     counts = {
         "documents": documents,
@@ -91,7 +92,7 @@ def sample_duplicates(documents: Path, survivors: Path, out: Path) -> None:
 
 def read_rows(folder: Path, first: int, end: int, columns: list[str] | None = None) -> Iterator[tuple[int, pa.Table]]:
     """Yields the rows from first to end of a read shard, a row group at a time, each with the number of its first."""
-    with pq.ParquetFile(folder / "documents.parquet") as file:
+    with pq.ParquetFile(folder / "documents.parquet", buffer_size=1 << 16) as file:
         start = 0
         for group in range(file.num_row_groups):
             stop = start + file.metadata.row_group(group).num_rows
