@@ -175,10 +175,12 @@ def tree_peak_bytes(
             while process.poll() is None:
                 if time.perf_counter() - start > deadline_seconds:
                     raise TimeoutError(f"{command[0]} was killed after {deadline_seconds} s")
+                looked = time.perf_counter()
                 processes = _tree(process.pid)
                 cpu |= processes
                 peak = max(peak, sum(map(_proportional_bytes, processes)))
-                time.sleep(_SAMPLE_SECONDS)
+                # The larger the processes, the longer a look: no more than a tenth of a core is taken from them.
+                time.sleep(max(_SAMPLE_SECONDS, 9 * (time.perf_counter() - looked)))
             seconds = time.perf_counter() - start
         finally:
             left = set(_tree(process.pid))

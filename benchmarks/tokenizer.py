@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from corpus import build_corpus
 from measure import ROOT, Row, arguments, peer_python, report, tree_peak_bytes
@@ -49,6 +50,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="jumbo-tokenizer-") as name:
         folder = Path(name)
         documents = prepare(build_corpus(quick=options.quick), outside, folder)
+        trained_on = sum(
+            pc.sum(pc.binary_length(pq.read_table(path, columns=["text"])["text"])).as_py()
+            for path in (documents / "train").iterdir()
+        )
         command = [sys.executable, HERE / "train_tokenizer.py", documents / "train", str(pieces), folder]
         trained = tree_peak_bytes(command, _DEADLINE_SECONDS, {"PYTHONPATH": str(ROOT)})
         tokenizer = Tokenizer(folder / "tokenizer" / "tokenizer.model")
@@ -66,6 +71,7 @@ def main() -> None:
         Row("multi-word share", "", multi_word, {}, None, ">= 0.33"),
     ]
     report(rows, options)
+    print(f"Trained on {trained_on / 1e6:.0f} MB of text.")
     print_by_text(ours, theirs)
 
 

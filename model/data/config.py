@@ -239,7 +239,9 @@ class TokenizerConfig(Section):
         256 << 20, ge=1 << 10, description="Most text bytes to train on, sampled evenly over all training documents."
     )
     max_piece_chars: int = Field(32, ge=4, le=128, description="Longest piece, in characters.")
-    max_phrase_words: int = Field(4, ge=1, le=8, description="Most words in one piece; 1 means words only.")
+    max_phrase_words: int = Field(
+        4, ge=1, le=8, description="Most words in one piece, a run of punctuation being one; 1 means words only."
+    )
     min_phrase_count: int = Field(10, ge=2, description="Least occurrences of a word group that may become a piece.")
     reserved_pieces: int = Field(0, ge=0, le=1024, description="Control pieces kept free for later use.")
     round_trip_documents: int = Field(200, ge=1, description="Documents that must decode to exactly what was encoded.")
