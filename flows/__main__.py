@@ -4,12 +4,14 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, get_origin
 
 # Prefect's console lines give way to one line a stage; errors are printed once, by main().
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 
+import yaml
 from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic_settings import (
     BaseSettings,
@@ -21,7 +23,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from flows.presets import describe, preset, preset_names
+from flows.presets import configuration, describe, preset, preset_names
 from tasks.config import PipelineConfig
 
 # Not the configuration's: where clusters are recorded, and what their processes are marked with.
@@ -138,8 +140,9 @@ class Doctor(BaseModel):
 class Jumbo(BaseSettings):
     """Train your own Jurassic-class language model, end to end.
 
-    Values come from --preset, then JUMBO_… variables (JUMBO_TRAINING__STEPS=50), then the options given here. A
-    command's --help shows the values of the preset laptop.
+    Values come from --preset, then JUMBO_… variables (JUMBO_TRAINING__STEPS=50), then the options given here. Without
+    --preset, a run directory that was used before brings its own values (its config.yaml), and a new one those of the
+    preset laptop, which a command's --help shows.
     """
 
     model_config = SettingsConfigDict(
@@ -236,7 +239,7 @@ def _prepare_command(command: str, options: dict[str, Any]) -> Callable[[], None
     if command == "inspect":
         return _inspection(options)
     step = options.pop("step", None)
-    config = preset(options.pop("preset", "laptop"), _environment(), options)
+    config = _configuration(options.pop("preset", None), _environment(), options)
     from tasks.preflight import check_run, check_scoring
 
     if command == "score":
@@ -269,6 +272,21 @@ def _inspection(options: dict[str, Any]) -> Callable[[], None]:
         return lambda: show_documents(documents)
     tokens = see_tokens(**wanted)
     return lambda: show_tokens(tokens)
+
+
+def _configuration(name: str | None, environment: dict[str, Any], options: dict[str, Any]) -> PipelineConfig:
+    """The options over the environment over the preset that is named; else over what the run was last made with.
+
+    A run that is continued keeps its sources and all else, without their being repeated.
+    """
+    from infra.storage import open_storage
+
+    run_uri = options.get("run_uri") or environment.get("run_uri")
+    if name is None and run_uri:
+        with suppress(FileNotFoundError):
+            before = yaml.safe_load(open_storage(run_uri).read("config.yaml"))
+            return configuration(before, environment, options)
+    return preset(name or "laptop", environment, options)
 
 
 def _environment() -> dict[str, Any]:

@@ -45,7 +45,7 @@ def show_tokens(seen: SeenTokens) -> None:
         f"{tokens / max(1, seen.text_bytes):.3f} tokens a byte",
         style="bold",
     )
-    console.print(_pieces(seen.pieces[:SHOWN_PIECES], console.is_terminal), soft_wrap=True)
+    console.print(_pieces(seen.pieces[:SHOWN_PIECES], console.is_terminal and not console.no_color), soft_wrap=True)
     if tokens > SHOWN_PIECES:
         console.print(f"… {tokens - SHOWN_PIECES:,} more tokens")
     if seen.round_trip:

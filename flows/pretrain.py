@@ -10,6 +10,7 @@ from prefect import flow
 
 from tasks.cluster import cluster_for
 from tasks.config import PipelineConfig
+from tasks.dataset import planned_epochs
 from tasks.evaluate import evaluate
 from tasks.preprocess import preprocess
 from tasks.publish import RunResult, publish
@@ -32,6 +33,7 @@ def pretrain(config: PipelineConfig) -> RunResult:
         documents = preprocess(config)
         tokenizer = train_tokenizer(config, documents)
         tokens = tokenize(config, documents, tokenizer)
+        planned_epochs(config, tokens.counts)  # refuses to read a source more often than is allowed
         with cluster_for(config, needed=cluster_has_work(config, tokens)) as cluster:
             scaling = validate_scaling(config, cluster, tokens)
             model = train(config, cluster, tokens)

@@ -232,7 +232,7 @@ def _examples(path: Path, number: int) -> list[SeenDocument]:
                 document = batch.slice(row, 1).to_pylist()[0]
                 about = {name: document[name] for name in ("source", "origin", "language")}
                 about |= {
-                    name: f"{score:.3g}"
+                    name: f"{score:,.0f}" if score >= 100 else f"{score:.3g}"
                     for name, score in document.items()
                     if name not in _NOT_SCORES and score is not None and not isnan(score)
                 }
@@ -252,6 +252,11 @@ def _text(path: Path, number: int) -> str | None:
 
 def _parquet(path: Path) -> pq.ParquetFile:
     try:
-        return pq.ParquetFile(path)
+        file = pq.ParquetFile(path)
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} is no Parquet file of documents: {' '.join(str(error).split())}") from None
+    columns = file.schema_arrow.names
+    if not {"text", "source", "origin", "language"} <= set(columns):
+        file.close()
+        raise ValueError(f"{path} is no shard of documents that Jumbo wrote: its columns are {', '.join(columns)}")
+    return file

@@ -1,5 +1,6 @@
 """Stage 1: raw text -> cleaned, filtered, deduplicated, decontaminated documents, split by content."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,13 +52,17 @@ def _examples(choices: dict[str, list[Row]]) -> Iterator[Example]:
 def _report(config: PipelineConfig, funnel: Funnel) -> None:
     logger = get_run_logger()
     for name, counts in funnel.sources.items():
+        if not counts.kept:
+            logger.warning("source %r kept none of its %d documents: others have them too", name, counts.read)
         for damage in counts.damaged:
             logger.warning("%s: %s; the whole records before the damage are kept", name, damage)
     for name, hits in funnel.contamination.items():
         if hits["found"]:
             logger.warning(
-                "evaluation file %s: %d of its %d examples were found in %d documents, and cut out",
-                *(name, len(hits["found"]), hits["examples"], hits["documents"]),
+                "%d of the %d examples of the evaluation %r occur in %d documents: the overlaps, and %d characters "
+                "before and after each, were removed",
+                *(len(hits["found"]), hits["examples"], name, hits["documents"]),
+                config.data.decontamination.window_chars,
             )
     create_table_artifact(
         _table(funnel), key=artifact_key("documents", config.run_uri), description="Data funnel by source"
@@ -68,10 +73,32 @@ def _summary(funnel: Funnel) -> str:
     read = sum(counts.read for counts in funnel.sources.values())
     kept = {split: counts.documents for split, counts in funnel.splits.items()}
     size = sum(counts.bytes for counts in funnel.splits.values())
+    cut_off = sum(counts.cut_off for counts in funnel.sources.values())
     damaged = sum(len(counts.damaged) for counts in funnel.sources.values())
     splits = ", ".join(f"{split} {count:,}" for split, count in kept.items())
-    note = f"; {damaged} DAMAGED files, kept in part" if damaged else ""
-    return f"{read:,} documents read, {sum(kept.values()):,} kept ({splits}), {size / 1e6:.1f} MB{note}"
+    notes = [f"{cut_off:,} more by cutting" if cut_off else "", _dropped(funnel)]
+    notes = [note for note in notes if note] + ([f"{damaged} DAMAGED, kept in part"] if damaged else [])
+    of = f" ({'; '.join(notes)})" if notes else ""
+    return f"{read:,} documents read{of}, {sum(kept.values()):,} kept ({splits}), {size / 1e6:.1f} MB"
+
+
+def _dropped(funnel: Funnel) -> str:
+    """The reasons for what was dropped, or would have been, the most frequent first."""
+    dropped, would = Counter[str](), Counter[str]()
+    for counts in funnel.sources.values():
+        dropped.update(counts.dropped)
+        would.update(counts.would_drop)
+    said = []
+    if dropped:
+        said.append(f"dropped {dropped.total():,}: {_reasons(dropped)}")
+    if would and not dropped.keys() >= would.keys():
+        said.append(f"the rules would drop {would.total():,}: {_reasons(would)}")
+    return "; ".join(said)
+
+
+def _reasons(counts: Counter[str]) -> str:
+    said = [f"{reason} {count:,}" for reason, count in counts.most_common(3)]
+    return ", ".join([*said, "…"] if len(counts) > 3 else said)
 
 
 def _table(funnel: Funnel) -> list[dict[str, Any]]:

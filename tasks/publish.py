@@ -14,7 +14,7 @@ from model.evaluation.report import figures, render, summary_markdown
 from model.flops import parameter_count
 from tasks.config import PipelineConfig
 from tasks.manifest import Manifest, record_bytes
-from tasks.stage import artifact_key, stage_task
+from tasks.stage import Stage, artifact_key, say_outcome, stage_task
 from tasks.stages import report_stage
 from tasks.worker import METRICS
 
@@ -46,29 +46,48 @@ def publish(config: PipelineConfig, manifests: list[Manifest]) -> RunResult:
     return result
 
 
-def run_facts(config: PipelineConfig, manifests: list[Manifest], storage: Storage) -> Facts:
-    """All that the report shows, from the manifests and the metrics."""
+@stage_task("report")
+def publish_data(config: PipelineConfig, manifests: list[Manifest]) -> str:
+    """report.html of data preparation alone; its URI. `pretrain` writes the whole one over it."""
+    stage = Stage(config.run_uri, "report", "", {}, {})
+    stage.storage.write("report.html", render(cast(Facts, data_facts(config, manifests))).encode())
+    report_uri = f"{config.run_uri}/report.html"
+    say_outcome(stage.name, "done", stage.seconds, report_uri)
+    return report_uri
+
+
+def data_facts(config: PipelineConfig, manifests: list[Manifest]) -> dict[str, Any]:
+    """What the report shows of the stages that the manifests are of."""
     counts = {manifest.stage: manifest.counts for manifest in manifests}
-    scaling = counts["validate-scaling"]
     facts = {
         "run": {
             "uri": config.run_uri,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": sum(manifest.seconds for manifest in manifests),
             "cost_usd": sum(manifest.cost_usd for manifest in manifests),
-            "parameters": parameter_count(config.model, counts["tokenizer"]["vocab_size"]),
         },
         "configuration": config.model_dump(mode="json"),
         "stages": [
             {"name": m.stage, "outcome": "completed", "seconds": m.seconds, "cost_usd": m.cost_usd} for m in manifests
         ],
         "funnel": counts["preprocess"],
-        "tokenizer": counts["tokenizer"],
-        "tokens": counts["tokens"]["splits"],
+    }
+    for stage in ("tokenizer", "tokens"):
+        if stage in counts:
+            facts[stage] = counts[stage]["splits"] if stage == "tokens" else counts[stage]
+    return facts
+
+
+def run_facts(config: PipelineConfig, manifests: list[Manifest], storage: Storage) -> Facts:
+    """All that the report shows, from the manifests and the metrics."""
+    counts = {manifest.stage: manifest.counts for manifest in manifests}
+    scaling = counts["validate-scaling"]
+    facts = data_facts(config, manifests) | {
         "scaling": scaling | {"tokens_per_second_all_ranks": scaling["tokens_per_second"]},
         "training": _metrics(storage),
         "evaluation": counts["evaluate"],
     }
+    facts["run"]["parameters"] = parameter_count(config.model, counts["tokenizer"]["vocab_size"])
     return cast(Facts, facts)
 
 

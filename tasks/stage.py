@@ -61,6 +61,11 @@ class Stage:
         self._said = ""
         self._logged = self._started
 
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self._started
+
     def finished(self) -> Manifest | None:
         """The manifest of this very work, if it was finished and its files are what they were."""
         manifest = self._manifest()
@@ -166,12 +171,12 @@ class Stage:
             files=tuple(files),
             counts=dict(counts),
             summary=summary,
-            seconds=round(time.monotonic() - self._started, 3),
+            seconds=round(self.seconds, 3),
             cost_usd=round(cost_usd, 6),
             finished=datetime.now(UTC).isoformat(timespec="seconds"),
         )
         self.storage.write(inside(self.directory, MANIFEST), manifest.model_dump_json(indent=1).encode())
-        say_outcome(self.name, "done", time.monotonic() - self._started, summary)
+        say_outcome(self.name, "done", self.seconds, summary)
         return manifest
 
     def cached(self, manifest: Manifest, result: Any = None) -> Any:
@@ -184,7 +189,7 @@ class Stage:
         """Say how much of the work an earlier run, which was killed or failed, had finished."""
         if reused:
             summary = f"{reused} of {reused + made} pieces were finished by an earlier run"
-            say_outcome(self.name, "resumed", time.monotonic() - self._started, summary)
+            say_outcome(self.name, "resumed", self.seconds, summary)
 
     def progress(self, message: str) -> None:
         """Say what is under way: to the terminal at once, to the run's log a line a minute, and none twice."""

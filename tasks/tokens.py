@@ -17,7 +17,7 @@ from model.data.pieces import remove_partial
 from model.data.shards import TokenShard
 from model.data.tokenizer import Tokenizer
 from tasks.config import PipelineConfig
-from tasks.dataset import open_tokens, planned_epochs
+from tasks.dataset import open_tokens, planned_epochs, training_order
 from tasks.engine import open_engine
 from tasks.manifest import FileRecord, Manifest, digest, inside
 from tasks.stage import Stage, artifact_key, stage_task
@@ -62,10 +62,11 @@ def tokenize(config: PipelineConfig, documents: Manifest, tokenizer: Manifest) -
 
 def _parts(documents: Manifest, tokenizer: Manifest) -> Parts:
     """Every shard that is to be, with its source and what it is made from."""
+    (model,) = (file.sha256 for file in tokenizer.files if file.name.endswith(".model"))
     parts = {}
     for file in documents.files:
         if part := documents.counts["parts"].get(file.name):
-            made_from = digest([ENCODING_VERSION, file.sha256, tokenizer.fingerprint])
+            made_from = digest([ENCODING_VERSION, file.sha256, model])
             parts[file.name.removesuffix(".parquet")] = {"source": part["source"], "made_from": made_from}
     return parts
 
@@ -118,10 +119,10 @@ def _write_piece_counts(stage: Stage, kept: Manifest | None, counts: Mapping[str
 
 
 def _check(config: PipelineConfig, counts: Mapping[str, Any]) -> None:
-    """Whether the run can be trained on this.
+    """Whether the run can be trained on this; that training would read a source too often is said, and refused there.
 
     Raises:
-        ValueError: a split has too few tokens for a sequence, or training would read a source too often.
+        ValueError: a split has too few tokens for a sequence.
     """
     tokens = counts["splits"]["validation"]["tokens"]
     if tokens <= config.model.seq_len:
@@ -129,7 +130,12 @@ def _check(config: PipelineConfig, counts: Mapping[str, Any]) -> None:
             f"model.seq_len ({config.model.seq_len}) must be less than the validation split's tokens ({tokens}); "
             "lower it or add text"
         )
-    epochs = planned_epochs(config, counts)
+    training_order(config, counts)
+    try:
+        epochs = planned_epochs(config, counts)
+    except ValueError as error:
+        get_run_logger().warning("%s", error)
+        return
     read = ", ".join(f"{name or 'all text'} {times:.2f}" for name, times in epochs.items())
     get_run_logger().info("epochs that %s steps will read: %s", f"{config.training.steps:,}", read)
 

@@ -28,7 +28,16 @@ def preset(name: str, *layers: Mapping[str, Any]) -> PipelineConfig:
     """
     if name not in preset_names():
         raise ValueError(f"preset {name!r} is unknown; the presets are {', '.join(preset_names())}")
-    merged: dict[str, Any] = yaml.safe_load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
+    return configuration(yaml.safe_load((_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")), *layers)
+
+
+def configuration(*layers: Mapping[str, Any]) -> PipelineConfig:
+    """The layers merged field by field, the last one strongest.
+
+    Raises:
+        ValueError: a field that is unknown or out of bounds, with its name, value and rule.
+    """
+    merged: dict[str, Any] = {}
     for layer in layers:
         merged = _merge(merged, layer)
     try:

@@ -26,6 +26,7 @@ class SourceCounts:
     Attributes:
         read: Records; a document that is cut, because it holds an evaluation text, counts once here.
         dropped: Reason -> documents. With filters.score_only, the rules of filters drop nothing and are not here.
+        cut_off: Documents more than were read, since what is cut in the middle leaves two.
         would_drop: Rule of the filters -> documents that break it first, dropped or not.
         damaged: Files that could not be read to their end, and why.
         encodings: Character encoding -> files of text.
@@ -36,6 +37,7 @@ class SourceCounts:
     read: int = 0
     read_bytes: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
+    cut_off: int = 0
     would_drop: dict[str, int] = field(default_factory=dict)
     kept: int = 0
     kept_bytes: int = 0

@@ -186,6 +186,8 @@ class _Reader:
         for row, (text, rest) in enumerate(zip(texts, rests, strict=True)):
             if rest == ():
                 self._drop("contaminated", table.column("origin")[row].as_py(), text)
+            elif rest:
+                self._counts.cut_off += len(rest) - 1
             for part in (text,) if rest is None else rest:
                 rows.append(row)
                 left.append(part)

@@ -10,7 +10,7 @@ from model.data.filters import RULES, Histograms, Rule
 from model.data.scores import SCORES
 from model.evaluation.plots import ACCENT, MUTED, SECOND, short
 
-_COLUMNS = 4
+_COLUMNS = 3
 _PANEL_INCHES = (2.8, 1.6)
 _WIDE = 1000  # scores that reach beyond stand on a log scale
 _SIGNS = {"<": "<", "<=": "≤", ">": ">", ">=": "≥"}
@@ -51,7 +51,7 @@ def _panel(
         share = histograms.share_beyond(rule, bound)
         captions.append(f"{_SIGNS[rule.breaks]}\u00a0{_number(bound)}: {100 * share:.3g}\u00a0%")
     axes.set_title(name.replace("_", " "), loc="left", fontsize=9, pad=13)
-    axes.text(0, 1.03, "   ".join(captions), transform=axes.transAxes, fontsize=7.5, color=MUTED)
+    axes.text(0, 1.03, " · ".join(captions), transform=axes.transAxes, fontsize=7.5, color=MUTED)
     axes.tick_params(length=0, labelsize=7.5)
     axes.grid(visible=False, axis="x")
     _scales(axes, edges, inside, [bound for _, bound in bounds])

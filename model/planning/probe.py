@@ -101,12 +101,13 @@ def measure_throughput(
 
 
 def run_short(learner: Learner, batches: Batches, steps: int) -> ShortRun:
-    """Steps of the real model at full batch size, all on the run's first batch and at the peak learning rate.
+    """Steps of the real model at full batch size, all on the run's first batch, up to the peak learning rate.
 
     On one batch the loss must fall within a few steps if gradients, reduction and optimizer work; over different
-    batches, in the first steps of a long warm-up, it need not.
+    batches, in the first steps of a long warm-up, it need not. Without a warm-up the first steps overshoot.
     """
-    losses = [learner.step(step, batches, learner.config.learning_rate).loss for step in range(steps)]
+    peak = learner.config.learning_rate
+    losses = [learner.step(step, batches, peak * (step + 1) / steps).loss for step in range(steps)]
     return ShortRun(steps, losses[0], losses[-1])
 
 
