@@ -283,7 +283,7 @@ def _configuration(name: str | None, environment: dict[str, Any], options: dict[
 
     run_uri = options.get("run_uri") or environment.get("run_uri")
     if name is None and run_uri:
-        with suppress(FileNotFoundError):
+        with suppress(OSError):  # none yet; what else is wrong with the place is found before the run starts
             before = yaml.safe_load(open_storage(run_uri).read("config.yaml"))
             return configuration(before, environment, options)
     return preset(name or "laptop", environment, options)

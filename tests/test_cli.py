@@ -192,12 +192,15 @@ def test_layers_are_merged_in_order_and_environment_lies_between(
         ["✓", "preprocess"],
         ["✓", "tokenizer"],
         ["✓", "tokens"],
+        ["✓", "report"],
         ["Result:", f"{tmp_path}/run/tokens"],
     ]
     report = json.loads((tmp_path / "run/tokenizer/manifest.json").read_text())
     assert report["counts"]["vocab_size"] == 480
-    second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-    assert [line.split()[:3] for line in second.stdout.splitlines()[:-1]] == [
+    # The run's own configuration is taken where no preset is named, so that nothing has to be repeated.
+    again = [*command[:4], "--run-uri", str(tmp_path / "run")]
+    second = subprocess.run(again, capture_output=True, text=True, timeout=120, check=False)
+    assert [line.split()[:3] for line in second.stdout.splitlines()[:-2]] == [
         ["•", "preprocess", "cached"],
         ["•", "tokenizer", "cached"],
         ["•", "tokens", "cached"],

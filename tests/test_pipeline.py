@@ -270,3 +270,12 @@ def test_a_given_tokenizer_is_used_as_it_is(finished: PipelineConfig, corpus: st
         preparation(tiny_config(tmp_path / "run", corpus, tokenizer={"uri": str(model), "vocab_size": 600}))
     with pytest.raises(ValueError, match=r"tokenizer.uri: .*corpus.jsonl is no SentencePiece model"):
         preparation(tiny_config(tmp_path / "run", corpus, tokenizer={"uri": corpus}))
+
+
+def test_too_many_epochs_are_refused_before_a_cluster_is_there(
+    finished: PipelineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flows.pretrain.cluster_for", lambda *_, **__: pytest.fail("a cluster was asked for"))
+    tokens = finished.tokens.model_copy(update={"max_epochs": 0.01})
+    with pytest.raises(ValueError, match=r"would read the training text .* more than tokens.max_epochs \(0.01\)"):
+        pretrain(finished.model_copy(update={"tokens": tokens}))
