@@ -22,6 +22,10 @@ class S3Storage:
         self.bucket, self.prefix = bucket, prefix
         self.uri = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Goes to another process without its client, which has threads and sockets."""
+        return S3Storage, (self.bucket, self.prefix)
+
     @cached_property
     def _client(self) -> Any:
         import boto3  # a second of import that local runs need not pay

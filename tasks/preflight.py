@@ -180,12 +180,14 @@ def _check_vocabulary(config: PipelineConfig, sources: list[FoundSource]) -> Non
         if sampled >= SAMPLED_BYTES:
             break
     compressed += len(compressor.flush())
+    if dropped.keys() == {"too_long"} and not sampled:
+        return  # too long for a sample, not for the run
     if not sampled:
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped.items()) or "no records"
         raise ValueError(f"data.sources: the first records of the files hold no text ({reasons})")
-    total = sum(source.size_bytes for source in sources) if sampled >= SAMPLED_BYTES else sampled
     # What was not sampled is taken to be as varied as what was; the tokenizer sees sample_bytes of it.
-    compressed = int(compressed * min(max(total, sampled), config.tokenizer.sample_bytes) / sampled)
+    total = max(sampled, sum(map(_text_bytes, sources)))
+    compressed = int(compressed * min(total, config.tokenizer.sample_bytes) / sampled)
     supported = compressed // MIN_COMPRESSED_BYTES_PER_PIECE
     if config.tokenizer.vocab_size > max(supported, 300):
         raise ValueError(

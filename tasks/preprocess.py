@@ -42,11 +42,12 @@ def preprocess(config: PipelineConfig) -> Manifest:
 
 
 def _examples(choices: dict[str, list[Row]]) -> Iterator[Example]:
-    """What is not to be learned: each question with each of its answers."""
+    """What is not to be learned: each question, alone and with each of its answers."""
     for name, rows in choices.items():
         for number, row in enumerate(rows, start=1):
-            texts = [candidate.context + candidate.completion for candidate in row.candidates]
-            yield Example(name, number, tuple(texts))
+            questions = dict.fromkeys(candidate.context for candidate in row.candidates)
+            answered = (candidate.context + candidate.completion for candidate in row.candidates)
+            yield Example(name, number, (*questions, *answered))
 
 
 def _report(config: PipelineConfig, funnel: Funnel) -> None:

@@ -307,6 +307,13 @@ def test_repeated_paragraphs_are_removed_once(corpus: Corpus) -> None:
     assert sorted(text.replace(f"\n\n{notice}", "") for text in corpus.texts()) == sorted(texts)
 
 
+def test_no_paragraph_is_lost_with_a_document_that_is_too_short_without_others(corpus: Corpus) -> None:
+    a, b, c, *others = make_documents(60)
+    corpus.add(json_lines([f"{a}\n\n{b}", f"{b}\n\n{c}", f"{c}\n\n{a}", *others]))
+    corpus.prepare(sources=[SOURCE], deduplication={"repeated_paragraphs": True}, filters={"min_chars": len(a) + 100})
+    assert all(any(paragraph in text for text in corpus.texts()) for paragraph in (a, b, c))
+
+
 def test_damaged_file_is_reported_and_its_whole_records_kept(corpus: Corpus) -> None:  # case D4
     texts = make_documents(60)
     corpus.add(gzip.compress(json_lines(texts[:40]))[:-20], "cut.jsonl.gz")

@@ -2,6 +2,7 @@
 
 import io
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -40,6 +41,11 @@ def test_what_is_written_comes_back_under_odd_names(storage: Storage, tmp_path: 
         storage.download(name, tmp_path / "fetched" / "file")
         assert (tmp_path / "fetched" / "file").read_bytes() == f"content {index}".encode()
         assert storage.local(name).read_bytes() == f"content {index}".encode()
+
+
+def test_a_storage_that_was_used_goes_to_another_process(storage: Storage) -> None:
+    storage.write("name", b"content")
+    assert pickle.loads(pickle.dumps(storage)).read("name") == b"content"
 
 
 def test_an_upload_replaces_and_changes_the_version(storage: Storage, tmp_path: Path) -> None:

@@ -249,6 +249,14 @@ class TokenizerConfig(Section):
         0.5, gt=0, le=1, description="The gate: the run fails when held-out text needs more tokens a byte than this."
     )
 
+    @model_validator(mode="after")
+    def _leaves_pieces_to_learn(self) -> Self:
+        if self.vocab_size - self.reserved_pieces < 300:
+            raise ValueError(
+                f"reserved_pieces ({self.reserved_pieces}) must leave 300 of vocab_size ({self.vocab_size}) to learn"
+            )
+        return self
+
 
 class TokensConfig(Section):
     """Token shards and the order in which training reads them."""

@@ -186,8 +186,6 @@ def _funnel(shards: Sequence[_Shard], parts: dict[str, Path], config: DataConfig
         counts.kept_bytes += written["bytes"]
         for language, documents in written["languages"].items():
             counts.languages[language] = counts.languages.get(language, 0) + documents
-        if written["emptied"]:
-            counts.dropped["repeated_paragraphs"] = counts.dropped.get("repeated_paragraphs", 0) + written["emptied"]
         funnel.splits[split].documents += written["documents"]
         funnel.splits[split].bytes += written["bytes"]
         funnel.parts[f"{path}.parquet"] = {"source": source, **written}

@@ -113,8 +113,9 @@ class _Reader:
 
         try:
             records = read_documents(file, self._config.max_document_bytes, on_encoding)
+            name = file.name.encode("utf-8", "backslashreplace").decode()  # a file's name need not be text
             for number, record in enumerate(records, start=1):
-                self._add(record, f"{file.name}#{number}")
+                self._add(record, f"{name}#{number}")
         except DamagedFile as damage:
             self._counts.damaged.append(str(damage))
 

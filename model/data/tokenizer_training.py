@@ -37,7 +37,16 @@ _BACKBONE_CHARS = 1 << 25  # the trainer needs memory for every occurrence of a 
 _CANDIDATES_PER_PIECE = 4
 _CHOICE_BYTES_PER_PIECE = 512  # of text that the choice is made on
 
-_TRAIN = "import json, sentencepiece, sys; sentencepiece.SentencePieceTrainer.train(**json.loads(sys.argv[1]))"
+# It ends with the process that waits for it, which cannot end it when it is killed itself.
+_TRAIN = """
+import json, os, sentencepiece, sys, threading, time
+def watch(parent=os.getppid()):
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+threading.Thread(target=watch, daemon=True).start()
+sentencepiece.SentencePieceTrainer.train(**json.loads(sys.argv[1]))
+"""
 _TRAINER_OPTIONS: dict[str, Any] = {
     "input_format": "tsv",
     "model_type": "unigram",

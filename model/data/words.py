@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from unicodedata import normalize
 
 import numpy as np
 import pyarrow as pa
@@ -85,5 +86,5 @@ def ngram_hashes(hashes: Hashes, starts: NDArray[np.int64], n: int) -> tuple[Has
 
 def _normal_hash(word: str) -> int:
     """A hash of the word's letters and digits in lower case; 0 where it has none."""
-    normal = _NO_LETTER_OR_DIGIT.sub("", word.lower())
+    normal = _NO_LETTER_OR_DIGIT.sub("", word.lower() if word.isascii() else normalize("NFKC", word).lower())
     return xxhash.xxh3_64_intdigest(normal.encode("utf-8", "surrogatepass")) or 1 if normal else 0

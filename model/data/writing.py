@@ -53,7 +53,7 @@ def splits_of(survivors: Path, config: DataConfig) -> NDArray[np.uint8]:
 
 def write_part(shares: Sequence[Share], split: int, config: DataConfig, out: Path) -> None:
     """Writes the documents of one split among the shares to out/part.parquet, and what they are to out/counts.json."""
-    documents = n_bytes = emptied = 0
+    documents = n_bytes = 0
     languages: Counter[str] = Counter()
     with open_writer(out / "part.parquet") as writer:
         for share in shares:
@@ -61,9 +61,6 @@ def write_part(shares: Sequence[Share], split: int, config: DataConfig, out: Pat
             for rows, table in _tables(share, split, config):
                 if repeated:
                     table = _without_repeated_paragraphs(table, rows, repeated, config)
-                    emptied += len(rows) - len(table)
-                if not len(table):
-                    continue
                 writer.write_table(table)
                 documents += len(table)
                 n_bytes += pc.sum(pc.binary_length(table.column(_TEXT))).as_py()
@@ -72,7 +69,6 @@ def write_part(shares: Sequence[Share], split: int, config: DataConfig, out: Pat
         "documents": documents,
         "bytes": n_bytes,
         "languages": dict(sorted(languages.items())),
-        "emptied": emptied,
     }
     (out / "counts.json").write_text(json.dumps(counts))
 
@@ -114,10 +110,12 @@ def _tables(share: Share, split: int, config: DataConfig) -> Iterator[tuple[NDAr
 def _without_repeated_paragraphs(
     table: pa.Table, rows: NDArray[np.int64], repeated: dict[int, list[int]], config: DataConfig
 ) -> pa.Table:
-    """Returns the table without what repeats; what is too short then is left out."""
-    texts = [
-        remove_paragraphs(text, repeated[row]) if row in repeated else text
-        for text, row in zip(table.column(_TEXT).to_pylist(), rows.tolist(), strict=True)
-    ]
-    long_enough = np.flatnonzero([len(text) >= config.filters.min_chars for text in texts])
-    return table.set_column(_TEXT, SCHEMA.field("text"), pa.array(texts, pa.string())).take(long_enough)
+    """Returns the table without what repeats.
+
+    A document that would be too short then stays whole: it may hold the one occurrence that stays of a paragraph.
+    """
+    texts = []
+    for text, row in zip(table.column(_TEXT).to_pylist(), rows.tolist(), strict=True):
+        rest = remove_paragraphs(text, repeated[row]) if row in repeated else text
+        texts.append(rest if len(rest) >= config.filters.min_chars else text)
+    return table.set_column(_TEXT, SCHEMA.field("text"), pa.array(texts, pa.string()))
