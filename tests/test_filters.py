@@ -280,9 +280,9 @@ def test_each_score_is_drawn_with_its_bounds() -> None:
     panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
     assert {name.replace("_", " ") for name in SCORES} == set(panels) - {""}
     captions = {name: " ".join(text.get_text() for text in axes.texts) for name, axes in panels.items()}
-    assert captions["words"] == "<\u00a050: 88.9\u00a0%   >\u00a0100k: 0\u00a0%"
+    assert captions["words"] == "<\u00a050: 88.9\u00a0% · >\u00a0100k: 0\u00a0%"
     assert captions["short lines"] == "≥\u00a00.67: 0\u00a0%"
-    assert captions["duplicate line chars"] == ">\u00a00.2: 0\u00a0%   ≥\u00a00.1: 0\u00a0%"
+    assert captions["duplicate line chars"] == ">\u00a00.2: 0\u00a0% · ≥\u00a00.1: 0\u00a0%"
     styles = [line.get_linestyle() for line in panels["duplicate line chars"].lines]
     assert styles == ["-", ":"]  # FineWeb's rules are not enabled
 

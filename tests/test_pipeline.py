@@ -276,6 +276,7 @@ def test_too_many_epochs_are_refused_before_a_cluster_is_there(
     finished: PipelineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flows.pretrain.cluster_for", lambda *_, **__: pytest.fail("a cluster was asked for"))
-    tokens = finished.tokens.model_copy(update={"max_epochs": 0.01})
+    layers = {"tokens": {"max_epochs": 0.01}, "training": {"steps": 100}}  # more than any test trained it for
+    sections = {name: getattr(finished, name).model_copy(update=fields) for name, fields in layers.items()}
     with pytest.raises(ValueError, match=r"would read the training text .* more than tokens.max_epochs \(0.01\)"):
-        pretrain(finished.model_copy(update={"tokens": tokens}))
+        pretrain(finished.model_copy(update=sections))
