@@ -2,7 +2,10 @@
 
 import gzip
 import json
+import os
 import random
+import unicodedata
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -296,6 +299,22 @@ def test_what_the_evaluation_holds_is_cut_out(corpus: Corpus) -> None:
     assert sum(text[:300] == before[:300] for text in corpus.texts()) == 1, "the document was dropped whole"
     hits = funnel.contamination["questions"]
     assert (hits["examples"], hits["documents"], list(hits["found"])) == (1, 1, ["1"])
+
+
+def test_an_evaluation_text_is_found_in_either_form_of_its_letters(corpus: Corpus) -> None:
+    secret = "Où était l’élève déçu né à l’évêché près du château brûlé?"
+    texts = make_documents(60)
+    corpus.add(json_lines([*texts[1:], f"{texts[0]} {unicodedata.normalize('NFD', secret)} {texts[0][::-1]}"]))
+    funnel = corpus.prepare(sources=[SOURCE], examples=[Example("questions", 1, (secret,))])
+    assert funnel.contamination["questions"]["documents"] == 1
+
+
+def test_a_file_whose_name_is_not_text(corpus: Corpus) -> None:
+    corpus.add(json_lines(make_documents(60)))
+    corpus.files = [replace(file, name=os.fsdecode(b"caf\xe9.jsonl")) for file in corpus.files]
+    corpus.prepare(sources=[SOURCE])
+    origins = {document.origin.partition("#")[0] for document in iter_documents(corpus.paths("train"))}
+    assert origins == {"caf\\udce9.jsonl"}
 
 
 def test_repeated_paragraphs_are_removed_once(corpus: Corpus) -> None:
