@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from measure import Row, arguments, paired, peer_python, report
 
-from model.data.batches import TokenDataset
-from model.data.mixture import Mixture, Source
-from model.data.shards import ShardWriter, TokenShard
+from model.data.tokens.batches import TokenDataset
+from model.data.tokens.mixture import Mixture, Source
+from model.data.tokens.shards import ShardWriter, TokenShard
 
 HERE = Path(__file__).parent
 PEER = "MosaicML streaming"

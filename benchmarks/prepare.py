@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from model.data.config import DataConfig, FilterConfig, SourceConfig
-from model.data.documents import SourceFile
 from model.data.preparation import prepare_documents
+from model.data.readers.documents import SourceFile
 from tasks.pool import ProcessPool
 
 PROCESSES = 2

@@ -27,10 +27,10 @@ from model.data.config import (
     FilterConfig,
     SourceConfig,
 )
-from model.data.decontamination import Example
-from model.data.documents import SourceFile
+from model.data.filtering.decontamination import Example
 from model.data.preparation import prepare_documents
-from model.data.tokenizer import Tokenizer
+from model.data.readers.documents import SourceFile
+from model.data.tokenization.tokenizer import Tokenizer
 from tasks.pool import ProcessPool
 
 HERE = Path(__file__).parent

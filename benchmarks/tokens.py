@@ -21,10 +21,10 @@ from corpus import FOLDER, build_corpus
 from measure import Row, alternate, arguments, paired, report
 
 from model.data.config import TokenizerConfig
-from model.data.encoding import encode_parts
 from model.data.pieces import InProcess
-from model.data.tokenizer import END_OF_TEXT, Tokenizer
-from model.data.tokenizer_training import train_tokenizer
+from model.data.tokenization.tokenizer import END_OF_TEXT, Tokenizer
+from model.data.tokenization.training import train_tokenizer
+from model.data.tokens.encoding import encode_parts
 from tasks.pool import ProcessPool
 
 Encode = Callable[[list[str]], object]

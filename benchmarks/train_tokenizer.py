@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from model.data.config import TokenizerConfig
-from model.data.tokenizer_training import train_tokenizer
+from model.data.tokenization.training import train_tokenizer
 from tasks.pool import ProcessPool
 
 PROCESSES = 2

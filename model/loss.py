@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model.data.batches import IGNORED
+from model.data.tokens.batches import IGNORED
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,9 +22,9 @@ from torch.distributed.tensor import DTensor
 
 from model.checkpoint import Checkpointer, CheckpointError
 from model.config import ModelConfig, TrainingConfig
-from model.data.batches import IGNORED, Ids, TokenDataset, rank_batches
-from model.data.mixture import Mixture
-from model.data.prefetch import prefetch
+from model.data.tokens.batches import IGNORED, Ids, TokenDataset, rank_batches
+from model.data.tokens.mixture import Mixture
+from model.data.tokens.prefetch import prefetch
 from model.gpt import derive_seed
 from model.loss import token_loss
 from model.metrics import MetricsLog

@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 from infra.storage import FileStorage, Storage, open_storage
-from model.data.batches import TokenDataset, n_sequences
-from model.data.mixture import Mixture, Source
-from model.data.shards import StreamedTokens, Tokens, TokenShard
+from model.data.tokens.batches import TokenDataset, n_sequences
+from model.data.tokens.mixture import Mixture, Source
+from model.data.tokens.shards import StreamedTokens, Tokens, TokenShard
 from model.optim import Schedule
 from tasks.config import PipelineConfig
 from tasks.manifest import FileRecord, Manifest, inside

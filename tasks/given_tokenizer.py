@@ -4,7 +4,7 @@ from pathlib import Path
 
 from infra.storage import find
 from model.data.config import TokenizerConfig
-from model.data.tokenizer import Tokenizer
+from model.data.tokenization.tokenizer import Tokenizer
 
 
 def given_tokenizer(config: TokenizerConfig) -> Path | None:

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 
 from infra.storage import find, open_storage
 from model.data.document_shards import SPLITS
-from model.data.encoding import count_ids
-from model.data.shards import TOKEN, TokenShard
-from model.data.tokenizer import Tokenizer
+from model.data.tokenization.tokenizer import Tokenizer
+from model.data.tokens.encoding import count_ids
+from model.data.tokens.shards import TOKEN, TokenShard
 from tasks.manifest import inside, read_manifest
 
 FREQUENT_PIECES = 20

@@ -12,7 +12,7 @@ import zstandard
 
 from infra.cluster import open_provider
 from infra.storage import FileStorage, open_storage
-from model.data.documents import DamagedFile, Dropped, SourceFile, document_format, read_documents
+from model.data.readers.documents import DamagedFile, Dropped, SourceFile, document_format, read_documents
 from model.flops import parameter_count
 from tasks.choices import load_choices
 from tasks.config import PipelineConfig

@@ -6,12 +6,12 @@ from importlib.abc import MetaPathFinder
 
 import pyarrow as pa
 
-from model.data.cleaning import clean
 from model.data.config import DataConfig
-from model.data.language import identify_languages
-from model.data.minhash import band_keys
+from model.data.duplicates.minhash import band_keys
+from model.data.filtering.cleaning import clean
+from model.data.filtering.language import identify_languages
+from model.data.filtering.scores import score_documents
 from model.data.preparation import prepare_documents  # noqa: F401 - all that pieces are made of
-from model.data.scores import score_documents
 from model.data.words import split_words, word_hashes
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from prefect.artifacts import create_table_artifact
 from prefect.logging import get_run_logger
 
-from model.data.decontamination import Example
+from model.data.filtering.decontamination import Example
 from model.data.funnel import Funnel
 from model.data.pieces import remove_partial
 from model.data.preparation import prepare_documents

@@ -5,7 +5,7 @@ from functools import partial
 
 from infra.storage import Entry, find, open_storage
 from model.data.config import DataConfig, SourceConfig
-from model.data.documents import SourceFile, document_format
+from model.data.readers.documents import SourceFile, document_format
 
 
 @dataclass(frozen=True)

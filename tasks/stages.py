@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from model.data.encoding import ENCODING_VERSION
+from model.data.tokens.encoding import ENCODING_VERSION
 from tasks.config import PipelineConfig
 from tasks.manifest import Manifest, record_file
 from tasks.sources import source_weights

@@ -8,10 +8,10 @@ from prefect.artifacts import create_markdown_artifact
 
 from model.data.document_shards import iter_documents
 from model.data.pieces import remove_partial
-from model.data.tokenizer import Tokenizer
-from model.data.tokenizer_report import check_tokenizer
-from model.data.tokenizer_training import MODEL_FILE, USE_FILE
-from model.data.tokenizer_training import train_tokenizer as train
+from model.data.tokenization.report import check_tokenizer
+from model.data.tokenization.tokenizer import Tokenizer
+from model.data.tokenization.training import MODEL_FILE, USE_FILE
+from model.data.tokenization.training import train_tokenizer as train
 from tasks.config import PipelineConfig
 from tasks.engine import open_engine
 from tasks.given_tokenizer import given_tokenizer

@@ -12,10 +12,10 @@ from prefect.logging import get_run_logger
 
 from infra.storage import open_storage
 from model.data.document_shards import SPLITS
-from model.data.encoding import ENCODING_VERSION, count_ids, encode_parts
 from model.data.pieces import remove_partial
-from model.data.shards import TokenShard
-from model.data.tokenizer import Tokenizer
+from model.data.tokenization.tokenizer import Tokenizer
+from model.data.tokens.encoding import ENCODING_VERSION, count_ids, encode_parts
+from model.data.tokens.shards import TokenShard
 from tasks.config import PipelineConfig
 from tasks.dataset import open_tokens, planned_epochs, training_order
 from tasks.engine import open_engine

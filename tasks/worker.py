@@ -27,7 +27,7 @@ from infra.storage import FileStorage, Storage, open_storage
 from model.checkpoint import Checkpointer
 from model.config import Section
 from model.data.document_shards import iter_documents
-from model.data.tokenizer import Tokenizer
+from model.data.tokenization.tokenizer import Tokenizer
 from model.evaluation.benchmark import assemble, baselines, score_share, write_samples
 from model.gpt import GPT, initialize
 from model.metrics import MetricsLog

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from model.data.config import DeduplicationConfig
-from model.data.minhash import band_keys
+from model.data.duplicates.minhash import band_keys
 from model.data.pieces import InProcess, Piece
 from model.data.words import split_words, word_hashes
 

@@ -13,7 +13,7 @@ import pytest
 import zstandard
 
 from model.data.config import SourceConfig
-from model.data.documents import DamagedFile, Dropped, SourceFile, read_documents
+from model.data.readers.documents import DamagedFile, Dropped, SourceFile, read_documents
 
 LIMIT = 1 << 20
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.data.batches import IGNORED, PADDING, TokenDataset, n_sequences, rank_batches
-from model.data.shards import ShardWriter, Tokens, TokenShard
+from model.data.tokens.batches import IGNORED, PADDING, TokenDataset, n_sequences, rank_batches
+from model.data.tokens.shards import ShardWriter, Tokens, TokenShard
 
 
 def make_shards(folder: Path, *sizes: int) -> list[Tokens]:

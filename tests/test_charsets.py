@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from source_files import COMPRESS, encodings_of, json_lines, read
 
 from model.data.config import SourceConfig
-from model.data.documents import Dropped
+from model.data.readers.documents import Dropped
 
 # Article 1 of the Universal Declaration of Human Rights.
 ARTICLES = {

@@ -7,8 +7,8 @@ from ftfy.badness import MOJIBAKE_CATEGORIES, is_bad
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.data.cleaning import _SUSPECT, clean, remove_c4_lines
 from model.data.config import C4Config, CleaningConfig
+from model.data.filtering.cleaning import _SUSPECT, clean, remove_c4_lines
 
 # Any Unicode string, lone surrogates too.
 ANY_TEXT = st.text(st.characters(codec=None, exclude_categories=()))

@@ -21,7 +21,7 @@ from source_files import (
 )
 
 from model.data.config import SourceConfig
-from model.data.documents import DamagedFile, Dropped, SourceFile, read_documents
+from model.data.readers.documents import DamagedFile, Dropped, SourceFile, read_documents
 
 SUFFIXES = list(COMPRESS)
 TEXTS = [f"line {i} of {i * i * 7919 % 1_000_003}" for i in range(15_000)]  # three zstd blocks

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sample_text import make_documents
 
 from model.data.config import DecontaminationConfig
-from model.data.decontamination import Decontaminator, Example, FileHits, merge_hits, save_evaluation_texts
+from model.data.filtering.decontamination import Decontaminator, Example, FileHits, merge_hits, save_evaluation_texts
 from model.data.words import split_words, word_hashes
 
 CONFIG = DecontaminationConfig(window_chars=20)

@@ -14,13 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from read_folders import DyingEngine, Killed, all_bytes, surviving_texts, write_read_folders
 
-from model.data.addresses import Partition, load, save, shard_addresses
-from model.data.candidates import bucket_pairs, find_pairs, pair_hashes
-from model.data.components import connected_components
 from model.data.config import DeduplicationConfig
-from model.data.deduplication import EXACT_DUPLICATE, KEPT, NEAR_DUPLICATE, deduplicate
+from model.data.duplicates.addresses import Partition, load, save, shard_addresses
+from model.data.duplicates.candidates import bucket_pairs, find_pairs, pair_hashes
+from model.data.duplicates.components import connected_components
+from model.data.duplicates.deduplication import EXACT_DUPLICATE, KEPT, NEAR_DUPLICATE, deduplicate
+from model.data.duplicates.verification import jaccard, ngram_sets, verify
 from model.data.pieces import InProcess, Piece
-from model.data.verification import jaccard, ngram_sets, verify
 
 CONFIG = DeduplicationConfig()
 KEEPING = DeduplicationConfig(near_duplicates="keep")

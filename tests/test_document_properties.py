@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_files import COMPRESS, csv_rows, json_array, json_lines, read, source_file
 
-from model.data.documents import DamagedFile, Dropped, read_documents
+from model.data.readers.documents import DamagedFile, Dropped, read_documents
 
 
 def warc(texts: Sequence[str]) -> bytes:

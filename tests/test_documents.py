@@ -11,7 +11,7 @@ import pytest
 from source_files import COMPRESS, LIMIT, json_lines, read, source_file
 
 from model.data.config import SourceConfig
-from model.data.documents import Dropped, SourceFile, document_format, read_documents
+from model.data.readers.documents import Dropped, SourceFile, document_format, read_documents
 
 
 @pytest.mark.parametrize("suffix", ["", *COMPRESS])

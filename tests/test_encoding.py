@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from sample_text import make_documents
 from trained_tokenizer import train_tokenizer
 
-import model.data.encoding
+import model.data.tokens.encoding
 from model.data.config import TokenizerConfig
-from model.data.encoding import EncodedPart, count_ids, encode_parts
 from model.data.pieces import InProcess
-from model.data.shards import TokenShard
-from model.data.tokenizer import END_OF_TEXT, Tokenizer
+from model.data.tokenization.tokenizer import END_OF_TEXT, Tokenizer
+from model.data.tokens.encoding import EncodedPart, count_ids, encode_parts
+from model.data.tokens.shards import TokenShard
 
 
 @pytest.fixture(scope="module")
@@ -104,8 +104,8 @@ def test_every_document_ends_once(tmp_path: Path, model_path: Path, tokenizer: T
 def test_batches_do_not_show(
     tmp_path: Path, model_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model.data.encoding, "_BATCH_BYTES", 3000)
-    monkeypatch.setattr(model.data.encoding, "_READ_ROWS", 3)
+    monkeypatch.setattr(model.data.tokens.encoding, "_BATCH_BYTES", 3000)
+    monkeypatch.setattr(model.data.tokens.encoding, "_READ_ROWS", 3)
     texts = [*make_documents(20, seed=2), "é"]
     counts, shards = encode(tmp_path, model_path, {"train/a-00000": texts})
     assert [tokenizer.decode(ids) for ids in documents(shards["train/a-00000"])] == texts

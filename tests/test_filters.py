@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.data.cleaning import clean
 from model.data.config import CleaningConfig, FilterConfig
-from model.data.filters import RULES, Histograms, failed_rules
-from model.data.language import identify_languages
-from model.data.scores import SCORES, Scores, score_documents
+from model.data.filtering.cleaning import clean
+from model.data.filtering.filters import RULES, Histograms, failed_rules
+from model.data.filtering.language import identify_languages
+from model.data.filtering.scores import SCORES, Scores, score_documents
 from model.data.words import split_words
 from model.evaluation.plots import png
 from model.evaluation.score_plots import score_histograms

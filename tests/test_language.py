@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.data.language import identify_languages
+from model.data.filtering.language import identify_languages
 
 # Article 1 of the Universal Declaration of Human Rights.
 ARTICLES = {

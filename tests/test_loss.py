@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from model.data.batches import IGNORED
+from model.data.tokens.batches import IGNORED
 from model.loss import token_loss
 
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from model.data.config import DeduplicationConfig
-from model.data.minhash import band_keys, lsh_shape
+from model.data.duplicates.minhash import band_keys, lsh_shape
 from model.data.words import split_words, word_hashes
 
 CONFIG = DeduplicationConfig()

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.data.batches import PADDING, rank_batches
-from model.data.mixture import Mixture, Source, permute
+from model.data.tokens.batches import PADDING, rank_batches
+from model.data.tokens.mixture import Mixture, Source, permute
 
 MIXED = [Source("web", 50_000, 6), Source("books", 900, 3), Source("code", 12_000, 1)]
 

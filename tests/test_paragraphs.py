@@ -15,8 +15,8 @@ from read_folders import DyingEngine, Killed, all_bytes, write_read_folders
 from sample_text import make_documents
 
 from model.data.config import DeduplicationConfig
-from model.data.deduplication import deduplicate
-from model.data.paragraphs import (
+from model.data.duplicates.deduplication import deduplicate
+from model.data.duplicates.paragraphs import (
     find_repeated_paragraphs,
     read_repeated_paragraphs,
     remove_paragraphs,

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from sample_text import make_documents
 from trained_tokenizer import write_shards
 
-from model.data import phrases
-from model.data.phrases import Candidates, joins, mine_candidates, split_chunks
 from model.data.pieces import InProcess
-from model.data.text_sample import sample_text
+from model.data.tokenization import phrases
+from model.data.tokenization.phrases import Candidates, joins, mine_candidates, split_chunks
+from model.data.tokenization.text_sample import sample_text
 
 
 def mine(

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from model.data.prefetch import prefetch
+from model.data.tokens.prefetch import prefetch
 
 
 def names() -> list[str]:

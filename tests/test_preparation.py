@@ -16,12 +16,12 @@ import pytest
 from sample_text import make_documents
 
 from model.data.config import DataConfig, SourceConfig
-from model.data.decontamination import Example
 from model.data.document_shards import SPLITS, iter_documents
-from model.data.documents import SourceFile
+from model.data.filtering.decontamination import Example
 from model.data.funnel import Funnel
 from model.data.pieces import Engine, InProcess
 from model.data.preparation import prepare_documents
+from model.data.readers.documents import SourceFile
 from tasks.config import EngineConfig
 from tasks.engine import open_engine
 from tasks.pool import ProcessPool

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from infra.storage import FileStorage
 from model.checkpoint import Checkpointer
 from model.config import ModelConfig, ScalingConfig, TrainingConfig
-from model.data.batches import TokenDataset
-from model.data.mixture import Mixture, Source
+from model.data.tokens.batches import TokenDataset
+from model.data.tokens.mixture import Mixture, Source
 from model.planning.probe import measure
 from model.planning.scaling import AllReduce, ScalingMeasurement, ShortRun, gate
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sample_text import make_documents
 
-from model.data.cleaning import clean
 from model.data.config import CleaningConfig
-from model.data.scores import SCORES, STOP_WORDS, Scores, score_documents
+from model.data.filtering.cleaning import clean
+from model.data.filtering.scores import SCORES, STOP_WORDS, Scores, score_documents
 from model.data.words import UNSPACED, split_words
 
 # Few words, so that they repeat, and what the rules look for.

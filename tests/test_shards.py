@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.data.shards import ShardWriter, StreamedTokens, TokenShard, merge_shards
+from model.data.tokens.shards import ShardWriter, StreamedTokens, TokenShard, merge_shards
 
 
 def write(path: Path, *documents: list[int]) -> TokenShard:

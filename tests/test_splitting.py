@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from source_files import COMPRESS, csv_rows, json_array, json_lines, read, read_until_damage, source_file
 
-from model.data.documents import Dropped, read_documents
+from model.data.readers.documents import Dropped, read_documents
 
 
 @pytest.mark.parametrize("read_bytes", [1, 2, 7, None])

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from source_files import LIMIT, read, read_until_damage, source_file
 
-from model.data.documents import Dropped, read_documents
+from model.data.readers.documents import Dropped, read_documents
 
 TEXT_TYPES = [
     pa.string(),

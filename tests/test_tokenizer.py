@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from sample_text import PHRASES, make_documents
 from trained_tokenizer import train_tokenizer, write_shards
 
-from model.data import tokenizer_training
 from model.data.config import TokenizerConfig
 from model.data.document_shards import Document
 from model.data.pieces import InProcess
-from model.data.text_sample import sample_text
-from model.data.tokenizer import CONTROL_PIECES, END_OF_TEXT, PAD, Tokenizer
-from model.data.tokenizer_report import TokenizerGateError, check_tokenizer
-from model.data.tokenizer_training import TrainerKilled
+from model.data.tokenization import training
+from model.data.tokenization.report import TokenizerGateError, check_tokenizer
+from model.data.tokenization.text_sample import sample_text
+from model.data.tokenization.tokenizer import CONTROL_PIECES, END_OF_TEXT, PAD, Tokenizer
+from model.data.tokenization.training import TrainerKilled
 from tasks.pool import ProcessPool
 
 TEXTS = make_documents(150)
@@ -190,14 +190,14 @@ def test_training_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
 
 
 def test_killed_trainer_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # case T6
-    monkeypatch.setattr(tokenizer_training, "_TRAIN", f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})")
+    monkeypatch.setattr(training, "_TRAIN", f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})")
     with pytest.raises(TrainerKilled, match=r"trainer was killed \(SIGKILL\).*lower tokenizer\.sample_bytes"):
         train_tokenizer(TEXTS, CONFIG, 0, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_what_the_trainer_says_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizer_training, "_TRAIN", "raise SystemExit('no disk')")
+    monkeypatch.setattr(training, "_TRAIN", "raise SystemExit('no disk')")
     with pytest.raises(RuntimeError, match="trainer failed: no disk"):
         train_tokenizer(TEXTS, CONFIG, 0, tmp_path)
 

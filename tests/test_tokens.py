@@ -12,10 +12,10 @@ from trained_tokenizer import train_tokenizer
 
 from infra.storage import open_storage
 from infra.storage_s3 import S3Storage
-from model.data.batches import TokenDataset
 from model.data.config import TokenizerConfig
-from model.data.shards import TokenShard
-from model.data.tokenizer import END_OF_TEXT, Tokenizer
+from model.data.tokenization.tokenizer import END_OF_TEXT, Tokenizer
+from model.data.tokens.batches import TokenDataset
+from model.data.tokens.shards import TokenShard
 from tasks.config import PipelineConfig
 from tasks.dataset import open_dataset, planned_epochs, training_order
 from tasks.manifest import Manifest, read_manifest

@@ -16,8 +16,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from infra.storage import FileStorage
 from model.checkpoint import Checkpointer, CheckpointError
 from model.config import ModelConfig, TrainingConfig
-from model.data.batches import IGNORED, TokenDataset
-from model.data.mixture import Mixture, Source
+from model.data.tokens.batches import IGNORED, TokenDataset
+from model.data.tokens.mixture import Mixture, Source
 from model.metrics import MetricsLog
 from model.trainer import Learner, NonFiniteError, TrainData, Trainer, TrainingOutcome
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from source_files import COMPRESS, encodings_of, read, read_until_damage
 
-from model.data.documents import Dropped
+from model.data.readers.documents import Dropped
 
 SAMPLES = Path(__file__).parent.parent.parent / "shared" / "data" / "documents"
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 from model.data.config import TokenizerConfig
 from model.data.pieces import Engine, InProcess
-from model.data.tokenizer_training import train_tokenizer as train
+from model.data.tokenization.training import train_tokenizer as train
 
 
 def write_shards(texts: Sequence[str], folder: Path, count: int = 1) -> list[Path]:

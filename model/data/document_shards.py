@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from model.data.scores import SCORES
+from model.data.filtering.scores import SCORES
 
 SPLITS = ("train", "validation", "test")
 

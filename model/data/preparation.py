@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 
 from model.data.config import DataConfig
-from model.data.decontamination import Example, merge_hits, save_evaluation_texts
-from model.data.deduplication import EXACT_DUPLICATE, NEAR_DUPLICATE, deduplicate
 from model.data.document_shards import SPLITS
-from model.data.documents import SourceFile
-from model.data.filters import Histograms
+from model.data.duplicates.deduplication import EXACT_DUPLICATE, NEAR_DUPLICATE, deduplicate
+from model.data.duplicates.paragraphs import find_repeated_paragraphs
+from model.data.filtering.decontamination import Example, merge_hits, save_evaluation_texts
+from model.data.filtering.filters import Histograms
 from model.data.funnel import Funnel, Samples, SourceCounts, SplitCounts
-from model.data.paragraphs import find_repeated_paragraphs
 from model.data.pieces import Engine, Piece
+from model.data.readers.documents import SourceFile
 from model.data.reading import read_shard
 from model.data.writing import Share, sample_duplicates, splits_of, write_part
 

@@ -21,16 +21,16 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from model.data.cleaning import clean, remove_c4_lines
 from model.data.config import DataConfig
-from model.data.decontamination import Decontaminator
 from model.data.document_shards import SCHEMA, open_writer
-from model.data.documents import DamagedFile, Dropped, SourceFile, read_documents
-from model.data.filters import Histograms, failed_rules
+from model.data.duplicates.minhash import band_keys, lsh_shape
+from model.data.filtering.cleaning import clean, remove_c4_lines
+from model.data.filtering.decontamination import Decontaminator
+from model.data.filtering.filters import Histograms, failed_rules
+from model.data.filtering.language import identify_languages
+from model.data.filtering.scores import score_documents
 from model.data.funnel import Samples, SourceCounts
-from model.data.language import identify_languages
-from model.data.minhash import band_keys, lsh_shape
-from model.data.scores import score_documents
+from model.data.readers.documents import DamagedFile, Dropped, SourceFile, read_documents
 from model.data.words import Hashes, split_words, word_hashes
 
 Starts = NDArray[np.int64]

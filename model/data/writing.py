@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from model.data.config import DataConfig
-from model.data.deduplication import EXACT_DUPLICATE, NEAR_DUPLICATE
 from model.data.document_shards import SCHEMA, SPLITS, open_writer
+from model.data.duplicates.deduplication import EXACT_DUPLICATE, NEAR_DUPLICATE
+from model.data.duplicates.paragraphs import read_repeated_paragraphs, remove_paragraphs
 from model.data.funnel import SAMPLES, Samples
-from model.data.paragraphs import read_repeated_paragraphs, remove_paragraphs
 
 _TEXT = SCHEMA.get_field_index("text")
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from model.config import EvaluationConfig
-from model.data.tokenizer import PAD, UNKNOWN, Tokenizer
+from model.data.tokenization.tokenizer import PAD, UNKNOWN, Tokenizer
 from model.evaluation.baselines import unigram_bits_per_byte, xz_bits_per_byte
 from model.evaluation.likelihood import Score, score_documents, shard
 from model.evaluation.multiple_choice import Row, Tally, score_rows

@@ -55,9 +55,9 @@ class Funnel(TypedDict, total=False):
     sources: dict[str, Source]
     splits: dict[str, Split]
     histograms: dict[str, Any]
-    """Of each score that the filters judge; see model.data.filters.Histograms."""
+    """Of each score that the filters judge; see model.data.filtering.filters.Histograms."""
     contamination: dict[str, Any]
-    """Evaluation file -> what of it was found in the text; see model.data.decontamination.FileHits."""
+    """Evaluation file -> what of it was found in the text; see model.data.filtering.decontamination.FileHits."""
 
 
 class Tokenizer(TypedDict, total=False):

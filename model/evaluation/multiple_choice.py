@@ -15,8 +15,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError, model_validator
 from torch import nn
 
-from model.data.records import replace_surrogates
-from model.data.tokenizer import Tokenizer
+from model.data.readers.records import replace_surrogates
+from model.data.tokenization.tokenizer import Tokenizer
 from model.evaluation.likelihood import score_completions
 
 PER_TOKEN = "per_token"

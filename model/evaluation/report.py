@@ -14,8 +14,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from model.data.config import FilterConfig
-from model.data.filters import Histograms
-from model.data.records import replace_surrogates
+from model.data.filtering.filters import Histograms
+from model.data.readers.records import replace_surrogates
 from model.evaluation import plots
 from model.evaluation.facts import Check, DocumentsResult, Facts
 from model.evaluation.score_plots import score_histograms

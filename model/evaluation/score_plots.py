@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 from model.data.config import FilterConfig
-from model.data.filters import RULES, Histograms, Rule
-from model.data.scores import SCORES
+from model.data.filtering.filters import RULES, Histograms, Rule
+from model.data.filtering.scores import SCORES
 from model.evaluation.plots import ACCENT, MUTED, SECOND, short
 
 _COLUMNS = 3

@@ -10,8 +10,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from model.checkpoint import Checkpointer
 from model.config import ModelConfig, ScalingConfig, TrainingConfig
-from model.data.batches import TokenDataset, rank_batches
-from model.data.mixture import Mixture
+from model.data.tokens.batches import TokenDataset, rank_batches
+from model.data.tokens.mixture import Mixture
 from model.gpt import derive_seed
 from model.planning.scaling import AllReduce, ScalingMeasurement, ShortRun
 from model.trainer import Batches, Learner

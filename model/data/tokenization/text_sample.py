@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import xxhash
 from numpy.typing import NDArray
 
-from model.data.documents import replace_surrogates
 from model.data.pieces import Engine, Piece
+from model.data.readers.documents import replace_surrogates
 
 _BLOCK_CHARS = 1 << 14
 _MIN_BLOCKS = 16

@@ -9,7 +9,7 @@ import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
 
-from model.data.documents import replace_surrogates
+from model.data.readers.documents import replace_surrogates
 
 UNKNOWN, END_OF_TEXT, PAD = 0, 1, 2
 CONTROL_PIECES = ("<unk>", "<|endoftext|>", "<pad>")

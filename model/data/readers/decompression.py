@@ -8,8 +8,8 @@ from typing import BinaryIO, Union
 
 import zstandard
 
-from model.data.blocks import read_blocks
-from model.data.records import DamagedFile
+from model.data.readers.blocks import read_blocks
+from model.data.readers.records import DamagedFile
 
 COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".bz2": "bzip2", ".xz": "xz"}
 

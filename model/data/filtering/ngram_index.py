@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from model.data.addresses import load, ranges, save, starts_of_groups
+from model.data.duplicates.addresses import load, ranges, save, starts_of_groups
 from model.data.words import Hashes, ngram_hashes, split_words, word_hashes
 
 _TEXTS_AT_ONCE = 10_000

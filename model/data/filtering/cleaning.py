@@ -7,8 +7,8 @@ import unicodedata
 import ftfy
 
 from model.data.config import C4Config, CleaningConfig
-from model.data.records import replace_surrogates
-from model.data.scores import TERMINAL_PUNCTUATION
+from model.data.filtering.scores import TERMINAL_PUNCTUATION
+from model.data.readers.records import replace_surrogates
 from model.data.words import UNSPACED
 
 # Unicode 5.8 (newline guidelines): all of these end a line, so words around them must not be joined.

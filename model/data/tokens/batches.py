@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from model.data.shards import Tokens
+from model.data.tokens.shards import Tokens
 
 Ids = NDArray[np.int64]
 

@@ -10,7 +10,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from model.data.batches import Ids
+from model.data.tokens.batches import Ids
 
 # Which source each place of a block is of repeats from block to block. A block holds every weight to 1 / 65,536.
 _BLOCK = 1 << 16

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from model.data.addresses import (
+from model.data.duplicates.addresses import (
     Addresses,
     Partition,
     by_shard,
@@ -23,7 +23,7 @@ from model.data.addresses import (
     shard_slice,
     starts_of_groups,
 )
-from model.data.candidates import pair_hashes
+from model.data.duplicates.candidates import pair_hashes
 from model.data.words import ngram_hashes, split_words, word_hashes
 
 PAIRS_AT_ONCE = 1 << 20

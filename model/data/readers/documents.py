@@ -7,14 +7,14 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from model.data.blocks import joined_blocks, read_blocks
-from model.data.charsets import as_utf8
 from model.data.config import SourceConfig
-from model.data.decompression import COMPRESSIONS, decompressed
-from model.data.records import DamagedFile, Dropped, decoded, dropped, joined_fields, replace_surrogates
-from model.data.splitting import CsvRows, JsonValues, Lines, split_records
-from model.data.tables import arrow_texts, parquet_texts
-from model.data.web import html_texts, warc_texts
+from model.data.readers.blocks import joined_blocks, read_blocks
+from model.data.readers.charsets import as_utf8
+from model.data.readers.decompression import COMPRESSIONS, decompressed
+from model.data.readers.records import DamagedFile, Dropped, decoded, dropped, joined_fields, replace_surrogates
+from model.data.readers.splitting import CsvRows, JsonValues, Lines, split_records
+from model.data.readers.tables import arrow_texts, parquet_texts
+from model.data.readers.web import html_texts, warc_texts
 
 __all__ = ["DamagedFile", "Dropped", "SourceFile", "document_format", "read_documents", "replace_surrogates"]
 

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from model.data.config import TokenizerConfig
-from model.data.phrases import Candidates, mine_candidates
 from model.data.pieces import Engine, Piece, finish_piece
-from model.data.text_sample import Blocks, TextSample, sample_text
-from model.data.tokenizer import CONTROL_PIECES, END_OF_TEXT, PAD, SPACE, UNKNOWN
-from model.data.vocabulary import choose_vocabulary, count_pieces, count_use
+from model.data.tokenization.phrases import Candidates, mine_candidates
+from model.data.tokenization.text_sample import Blocks, TextSample, sample_text
+from model.data.tokenization.tokenizer import CONTROL_PIECES, END_OF_TEXT, PAD, SPACE, UNKNOWN
+from model.data.tokenization.vocabulary import choose_vocabulary, count_pieces, count_use
 
 MODEL_FILE = "tokenizer.model"
 USE_FILE = "use.npy"

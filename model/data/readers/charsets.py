@@ -6,7 +6,7 @@ from itertools import chain
 
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
-from model.data.records import BYTE_ORDER_MARK, DamagedFile, replace_surrogates
+from model.data.readers.records import BYTE_ORDER_MARK, DamagedFile, replace_surrogates
 
 # The mark of UTF-16-LE starts that of UTF-32-LE, which therefore comes first.
 _MARKS = {

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from model.data.blocks import BLOCK_BYTES, BlockReader, read_blocks
-from model.data.records import FIELD_SEPARATOR, DamagedFile, Dropped, decoded, dropped
+from model.data.readers.blocks import BLOCK_BYTES, BlockReader, read_blocks
+from model.data.readers.records import FIELD_SEPARATOR, DamagedFile, Dropped, decoded, dropped
 
 _MAX_ROWS = 1024
 _BATCH_BYTES = 4 << 20

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from model.data.addresses import Addresses, gather, load, save, starts_of_groups
+from model.data.duplicates.addresses import Addresses, gather, load, save, starts_of_groups
 
 BYTES_PER_DOCUMENT = 128
 """Peak memory of find_groups for each document that has a near duplicate."""

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
-from model.data.records import DamagedFile, Dropped, dropped
+from model.data.readers.records import DamagedFile, Dropped, dropped
 
 _SAMPLE_BYTES = 1 << 10
 

@@ -4,7 +4,7 @@ import io
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO
 
-from model.data.records import DamagedFile, Dropped, dropped
+from model.data.readers.records import DamagedFile, Dropped, dropped
 
 BLOCK_BYTES = 1 << 16
 

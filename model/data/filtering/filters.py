@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.data.config import FilterConfig
-from model.data.language import UNKNOWN
-from model.data.scores import DUPLICATE_NGRAMS, SCORES, TOP_NGRAMS, Scores
+from model.data.filtering.language import UNKNOWN
+from model.data.filtering.scores import DUPLICATE_NGRAMS, SCORES, TOP_NGRAMS, Scores
 
 _ENGLISH_OR_UNKNOWN = ("en", UNKNOWN)
 _COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from model.data.pieces import Engine, Piece
-from model.data.shards import ShardWriter, Tokens
-from model.data.tokenizer import Tokenizer
+from model.data.tokenization.tokenizer import Tokenizer
+from model.data.tokens.shards import ShardWriter, Tokens
 
 ENCODING_VERSION = 1  # of what follows from documents and a tokenizer; another one is encoded anew
 

@@ -14,9 +14,9 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from model.data.addresses import load, save, starts_of_groups
 from model.data.config import DecontaminationConfig
-from model.data.ngram_index import Hits, NgramIndex, save_ngrams
+from model.data.duplicates.addresses import load, save, starts_of_groups
+from model.data.filtering.ngram_index import Hits, NgramIndex, save_ngrams
 from model.data.words import UNSPACED, Hashes
 
 _UNSPACED = UNSPACED.pattern.removeprefix("[").removesuffix("]")

@@ -12,7 +12,8 @@ from typing import Literal
 
 import numpy as np
 
-from model.data.addresses import (
+from model.data.config import DeduplicationConfig
+from model.data.duplicates.addresses import (
     Partition,
     load,
     partitions,
@@ -22,12 +23,11 @@ from model.data.addresses import (
     shard_slice,
     starts_of_groups,
 )
-from model.data.candidates import BYTES_PER_DOCUMENT, find_pairs
-from model.data.components import choose_survivors, find_groups
-from model.data.config import DeduplicationConfig
-from model.data.minhash import lsh_shape
+from model.data.duplicates.candidates import BYTES_PER_DOCUMENT, find_pairs
+from model.data.duplicates.components import choose_survivors, find_groups
+from model.data.duplicates.minhash import lsh_shape
+from model.data.duplicates.verification import PAIRS_AT_ONCE, verify, write_sets
 from model.data.pieces import Engine, Piece
-from model.data.verification import PAIRS_AT_ONCE, verify, write_sets
 
 KEPT, EXACT_DUPLICATE, NEAR_DUPLICATE = range(3)
 """Why a document survives or does not, as reason.npy has it."""

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from model.data.config import TokenizerConfig
 from model.data.document_shards import Document
-from model.data.documents import replace_surrogates
-from model.data.tokenizer import SPACE, Tokenizer
+from model.data.readers.documents import replace_surrogates
+from model.data.tokenization.tokenizer import SPACE, Tokenizer
 from model.data.words import split_words
 
 _EXAMPLES = 12

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from model.data.addresses import (
+from model.data.duplicates.addresses import (
     Addresses,
     Partition,
     gather,

@@ -28,7 +28,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from model.data.pieces import Engine, Piece
-from model.data.text_sample import Blocks
+from model.data.tokenization.text_sample import Blocks
 
 MAX_WORDS = 1 << 20
 MAX_GROUPS = 1 << 21

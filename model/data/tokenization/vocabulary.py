@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from sentencepiece import sentencepiece_model_pb2
 
 from model.data.pieces import Engine, Piece, finish_piece
-from model.data.text_sample import Blocks
-from model.data.tokenizer import SPACE
+from model.data.tokenization.text_sample import Blocks
+from model.data.tokenization.tokenizer import SPACE
 
 Counts = NDArray[np.int64]
 ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]  # made when it is imported

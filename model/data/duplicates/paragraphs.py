@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from model.data.addresses import (
+from model.data.config import DeduplicationConfig
+from model.data.duplicates.addresses import (
     Partition,
     gather,
     iter_texts,
@@ -26,8 +27,7 @@ from model.data.addresses import (
     shard_slice,
     starts_of_groups,
 )
-from model.data.config import DeduplicationConfig
-from model.data.minhash import mix
+from model.data.duplicates.minhash import mix
 from model.data.pieces import Engine, Piece
 from model.data.words import Hashes, split_words, word_hashes
 

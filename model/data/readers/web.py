@@ -8,9 +8,9 @@ from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import bytes_to_str, map_encoding_to_html5
 
-from model.data.blocks import BlockReader, joined_blocks
-from model.data.charsets import guess_encoding, marked_encoding
-from model.data.records import DamagedFile, Dropped, decoded, dropped, replace_surrogates
+from model.data.readers.blocks import BlockReader, joined_blocks
+from model.data.readers.charsets import guess_encoding, marked_encoding
+from model.data.readers.records import DamagedFile, Dropped, decoded, dropped, replace_surrogates
 
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
 _PAGES = WarcRecordType.response | WarcRecordType.resource | WarcRecordType.revisit
