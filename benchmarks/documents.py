@@ -33,7 +33,7 @@ class Sizes:
     rounds: int
 
 
-FULL = Sizes(corpus=32, growing=(50, 100, 300), rounds=3)
+FULL = Sizes(corpus=100, growing=(50, 100, 300), rounds=3)
 QUICK = Sizes(corpus=2, growing=(5, 10, 30), rounds=1)
 
 

@@ -7,6 +7,7 @@ EVALUATION_TEXTS names, or from ../shared/data/benchmarks.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from corpus import build_corpus
+from corpus import FOLDER, build_corpus
 from measure import ROOT, Row, arguments, peer_python, report, tree_peak_bytes
 
 from model.data.config import (
@@ -57,6 +58,8 @@ def main() -> None:
         command = [sys.executable, HERE / "train_tokenizer.py", documents / "train", str(pieces), folder]
         trained = tree_peak_bytes(command, _DEADLINE_SECONDS, {"PYTHONPATH": str(ROOT)})
         tokenizer = Tokenizer(folder / "tokenizer" / "tokenizer.model")
+        if not options.quick:
+            shutil.copytree(folder / "tokenizer", FOLDER / "tokenizer", dirs_exist_ok=True)  # for tokens.py
         mix = held_out_mix(documents / "test")
         ours = {text: len(tokenizer.encode(content)) for text, content in {**mix, **outside}.items()}
         theirs = peer_tokens({**mix, **outside}, folder)

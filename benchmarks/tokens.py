@@ -1,9 +1,9 @@
 """Encoding beside SentencePiece itself, the fastest encoder found that gives exactly its ids; and on two processes.
 
-The text is the first megabytes of every source of the corpus, a source at a time, as shards of documents are encoded.
-SentencePiece's best call form counts: all documents at once or one by one, as lists or NumPy arrays, one thread. It is
-told from a sample. Speed beside SentencePiece is by CPU time, since both are one process; that of two processes is by
-the clock, the start of the processes included.
+Beside SentencePiece, the text is the first megabytes of every source of the corpus, a source at a time, as shards of
+documents are encoded. SentencePiece's best call form counts: all documents at once or one by one, as lists or NumPy
+arrays, one thread. It is told from a sample. Speed is by CPU time, since both are one process. Two processes encode the
+whole corpus, from Parquet to token shards; their speed is by the clock, the start of the processes included.
 """
 
 import json
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import sentencepiece
 from corpus import FOLDER, build_corpus
@@ -30,19 +31,24 @@ from tasks.pool import ProcessPool
 Encode = Callable[[list[str]], object]
 
 PEER = "sentencepiece"
-BY_LINE = "sentencepiece by line"  # the same ids; of whole documents, rounding changes some
 ONE = "1 process"
+PART_BYTES = 8_000_000
 TRAINED_PIECES, QUICK_PIECES = 65_536, 4_096
 
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    source_bytes, rounds = (100_000, 1) if options.quick else (8_000_000, 3)
-    sources = [take(path, source_bytes) for path in build_corpus(quick=options.quick)]
+    source_bytes, rounds = (100_000, 1) if options.quick else (8_000_000, 5)
+    corpus = build_corpus(quick=options.quick)
+    sources = [take(path, source_bytes) for path in corpus]
     model = find_model(sources, options.quick)
     print(f"{Tokenizer(model).vocab_size:,} pieces, {megabytes(sources):.1f} MB", file=sys.stderr)
-    rows = [beside_sentencepiece(sources, model, rounds), on_two_processes(sources, model, rounds)]
-    report([*rows, identity([texts[:50] for texts in sources], model)], options)
+    rows = [
+        beside_sentencepiece(sources, model, rounds),
+        on_two_processes(corpus, model, rounds),
+        identity([texts[:50] for texts in sources], model),
+    ]
+    report(rows, options)
 
 
 def take(path: Path, size: int) -> list[str]:
@@ -102,24 +108,16 @@ def beside_sentencepiece(sources: Sequence[list[str]], model: Path, rounds: int)
     best = max(forms, key=lambda form: sorted(tried[form])[1])
     print(f"SentencePiece's best call form: {best}", file=sys.stderr)
 
-    def by_line(texts: list[str]) -> None:
-        lines = [line for text in texts for line in text.split("\n")]
-        np.concatenate(peer.encode(lines, out_type="numpy", num_threads=1))
-
-    works = {PEER: timed(forms[best]), BY_LINE: timed(by_line)}
-    result = paired(timed(tokenizer.encode_documents), works, rounds)
+    result = paired(timed(tokenizer.encode_documents), {PEER: timed(forms[best])}, rounds)
     return Row("encode vs sentencepiece", "MB/cpu-s", result.jumbo, result.peers, result.ratios[PEER], ">= 1.0")
 
 
-def on_two_processes(sources: Sequence[list[str]], model: Path, rounds: int) -> Row:
+def on_two_processes(corpus: Sequence[Path], model: Path, rounds: int) -> Row:
     """The whole step from Parquet to token shards."""
-    size = megabytes(sources)
     with tempfile.TemporaryDirectory(prefix="tokens-") as name:
         folder = Path(name)
-        parts = {}
-        for number, texts in enumerate(sources):
-            parts[f"train/{number:03}"] = folder / f"{number:03}.parquet"
-            pq.write_table(pa.table({"text": texts}), folder / f"{number:03}.parquet")
+        parts = write_parts(corpus, folder / "documents")
+        size = sum(pc.sum(pc.binary_length(pq.read_table(path)["text"])).as_py() for path in parts.values()) / 1e6
         runs = iter(range(1000))
 
         def timed(processes: int) -> Callable[[], float]:
@@ -139,20 +137,29 @@ def on_two_processes(sources: Sequence[list[str]], model: Path, rounds: int) -> 
     return Row("encode 2 processes vs 1", "MB/s", result.jumbo, result.peers, result.ratios[ONE], ">= 1.8")
 
 
+def write_parts(corpus: Sequence[Path], folder: Path) -> dict[str, Path]:
+    """Document shards of the corpus, of some PART_BYTES."""
+    folder.mkdir()
+    parts: dict[str, Path] = {}
+    for path in corpus:
+        with path.open(encoding="utf-8") as lines:
+            while some := lines.readlines(PART_BYTES):
+                part = folder / f"{len(parts):05}.parquet"
+                pq.write_table(pa.table({"text": [json.loads(line)["text"] for line in some]}), part)
+                parts[f"train/{part.stem}"] = part
+    return parts
+
+
 def identity(sources: Sequence[list[str]], model: Path) -> Row:
-    """The share of documents whose ids are SentencePiece's own, line by line."""
+    """The share of documents whose ids are SentencePiece's own of the whole document."""
     tokenizer, peer = Tokenizer(model), sentencepiece.SentencePieceProcessor(model_file=str(model))
-    newline = peer.piece_to_id("\n")
     same = total = 0
     for texts in sources:
         ids, ends = tokenizer.encode_documents(texts)
-        for text, document in zip(texts, np.split(ids, ends[:-1]), strict=True):
-            expected: list[int] = []
-            for line in peer.encode(text.split("\n"), num_threads=1):
-                expected += [*line, newline]
-            expected[-1] = END_OF_TEXT
+        expected = peer.encode(texts, num_threads=1)
+        for text, document, own in zip(texts, np.split(ids, ends[:-1]), expected, strict=True):
             # SentencePiece alone would lose its own sign for a space.
-            same += document.tolist() == expected or "\u2581" in text
+            same += document.tolist() == [*own, END_OF_TEXT] or "\u2581" in text
             total += 1
     return Row("identical ids", "share of documents", same / total, {}, None, "= 1")
 

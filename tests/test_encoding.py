@@ -18,6 +18,7 @@ import model.data.tokens.encoding
 from model.data.config import TokenizerConfig
 from model.data.pieces import InProcess
 from model.data.tokenization.tokenizer import END_OF_TEXT, Tokenizer
+from model.data.tokenization.vocabulary import ModelProto
 from model.data.tokens.encoding import EncodedPart, count_ids, encode_parts
 from model.data.tokens.shards import TokenShard
 
@@ -77,16 +78,36 @@ def test_many_at_once_are_encoded_as_each_alone(tokenizer: Tokenizer, texts: lis
     assert ids.tolist() == [token for document in expected for token in document]
 
 
-def test_ids_are_those_of_sentencepiece_by_line(tokenizer: Tokenizer, model_path: Path) -> None:
+@settings(max_examples=60, deadline=None)
+@given(
+    texts=st.lists(
+        st.text(st.characters(codec="utf-8", exclude_characters="\u2581"), max_size=60), min_size=1, max_size=6
+    )
+)
+def test_ids_are_those_of_sentencepiece(tokenizer: Tokenizer, model_path: Path, texts: list[str]) -> None:
     reference = sentencepiece.SentencePieceProcessor(model_file=str(model_path))
+    texts = [*make_documents(3, seed=5), "One line, and\n\nthat line, and that line\nthat line", *texts]
+    whole = [[*reference.encode(text), END_OF_TEXT] for text in texts]
+    assert tokenizer.encode_documents(texts)[0].tolist() == [token for ids in whole for token in ids]
+
+
+def test_a_line_has_the_same_ids_wherever_it_stands(tokenizer: Tokenizer, model_path: Path) -> None:
+    """The sums of scores grow along a document, and would be rounded differently if they were not exact."""
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(model_path))
+    lines = [line for text in make_documents(400, seed=6) for line in text.split("\n")]
     newline = reference.piece_to_id("\n")
-    texts = [*make_documents(30, seed=5), "One line, and\n\nthat line, and that line\nthat line", ""]
-    expected: list[int] = []
-    for text in texts:
-        for number, line in enumerate(text.split("\n")):
-            expected += ([newline] if number else []) + reference.encode(line)
-        expected.append(END_OF_TEXT)
-    assert tokenizer.encode_documents(texts)[0].tolist() == expected
+    expected = [token for ids in reference.encode(lines) for token in (*ids, newline)][:-1]
+    assert reference.encode("\n".join(lines)) == expected == tokenizer.encode("\n".join(lines))
+
+
+def test_scores_are_exact(tmp_path: Path, model_path: Path) -> None:
+    model = ModelProto.FromString(model_path.read_bytes())
+    assert all(piece.score * 64 % 1 == 0 for piece in model.pieces)
+    assert {piece.piece for piece in model.pieces if piece.type == ModelProto.SentencePiece.USER_DEFINED} == set()
+    model.pieces[-1].score += 1 / 100
+    (tmp_path / "other.model").write_bytes(model.SerializeToString())
+    with pytest.raises(ValueError, match=r"other\.model is of another system: its scores are not multiples of 1 / 64"):
+        Tokenizer(tmp_path / "other.model")
 
 
 def test_every_document_ends_once(tmp_path: Path, model_path: Path, tokenizer: Tokenizer) -> None:  # case B2

@@ -2,7 +2,6 @@
 
 import hashlib
 import random
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sample_text import PHRASES, make_documents
-from trained_tokenizer import train_tokenizer, write_shards
+from trained_tokenizer import train_tokenizer
 
 from model.data.config import TokenizerConfig
 from model.data.document_shards import Document
-from model.data.pieces import InProcess
-from model.data.tokenization import training
 from model.data.tokenization.report import TokenizerGateError, check_tokenizer
-from model.data.tokenization.text_sample import sample_text
 from model.data.tokenization.tokenizer import CONTROL_PIECES, END_OF_TEXT, PAD, Tokenizer
-from model.data.tokenization.training import TrainerKilled
 from tasks.pool import ProcessPool
 
 TEXTS = make_documents(150)
@@ -156,19 +151,6 @@ def test_sample_depends_on_the_seed_alone(tmp_path: Path) -> None:  # case T6
     assert digest(train_tokenizer(TEXTS, config, 8, tmp_path)) != first
 
 
-def test_sample_is_even_over_shards_and_within_its_size(tmp_path: Path) -> None:  # case T6
-    shards = write_shards([f"{number:03} " * 1000 for number in range(100)], tmp_path / "shards", 10)
-    sample = sample_text(shards, 100_000, 3, tmp_path / "work", InProcess())
-    assert 90_000 < sample.bytes <= 100_000
-    # 400,000 bytes, of which a quarter is taken in blocks of 4,000: of each shard's ten texts, 0.25 * 10 on average.
-    sizes = [sum(map(len, blocks)) for blocks in sample.parts(sample.bytes)]
-    assert sum(sizes) == sample.bytes
-    assert sum(sizes[:5]) == pytest.approx(50_000, abs=20_000)
-    smaller = [sum(map(len, blocks)) for blocks in sample.parts(30_000)]
-    assert 20_000 < sum(smaller) <= 30_000
-    assert all(small <= size for small, size in zip(smaller, sizes, strict=True))
-
-
 def test_one_text_larger_than_the_sample(tmp_path: Path) -> None:
     config = TokenizerConfig(vocab_size=400, sample_bytes=50_000)
     assert Tokenizer(train_tokenizer(["\n".join(TEXTS)], config, 0, tmp_path)).vocab_size == 400
@@ -187,19 +169,6 @@ def test_training_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -
     with pytest.raises(ValueError, match="supports"):
         train_tokenizer(TEXTS[:2], CONFIG, 0, tmp_path)
     assert capfd.readouterr() == ("", "")
-
-
-def test_killed_trainer_is_reported_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # case T6
-    monkeypatch.setattr(training, "_TRAIN", f"import os; os.kill(os.getpid(), {int(signal.SIGKILL)})")
-    with pytest.raises(TrainerKilled, match=r"trainer was killed \(SIGKILL\).*lower tokenizer\.sample_bytes"):
-        train_tokenizer(TEXTS, CONFIG, 0, tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_the_trainer_says_when_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "_TRAIN", "raise SystemExit('no disk')")
-    with pytest.raises(RuntimeError, match="trainer failed: no disk"):
-        train_tokenizer(TEXTS, CONFIG, 0, tmp_path)
 
 
 # --- encoding
@@ -310,7 +279,7 @@ def test_named_entities(tmp_path: Path) -> None:
 def test_undertrained_pieces(model: Path, tokenizer: Tokenizer) -> None:
     use = use_of(model)
     assert use.shape == (1000,)
-    assert use.sum() == sum(token != 3 for text in TEXTS for token in tokenizer.encode(text))
+    assert use.sum() == sum(len(tokenizer.encode(text)) for text in TEXTS)
     normal = [token for token in range(1000) if tokenizer.is_normal(token)]
     assert len(normal) == 1000 - 256 - 4
     assert check_tokenizer(tokenizer, documents(TEXTS), use, CONFIG).undertrained_pieces == sum(use[normal] == 0)

@@ -1,7 +1,7 @@
 """The tokenizer: a SentencePiece unigram model with multi-word pieces, which gives every text back exactly."""
 
-import re
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +9,18 @@ import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
 
+from model.data.duplicates.addresses import ranges
 from model.data.readers.documents import replace_surrogates
 
 UNKNOWN, END_OF_TEXT, PAD = 0, 1, 2
 CONTROL_PIECES = ("<unk>", "<|endoftext|>", "<pad>")
 SPACE = "\u2581"  # how SentencePiece writes a space
+SCORES_PER_UNIT = 64
+"""All scores are multiples of 1 / 64. SentencePiece adds them in float32, which is exact up to 2 ** 18 then: rounding
+never decides between segmentations, and a line has the same tokens alone and within a document."""
 
 _SPACE_BYTES = SPACE.encode()
-_LINES = re.compile(rb"[^\n]*\n+")  # a line and the newlines after it
+_UNKNOWN_PENALTY = 10  # SentencePiece's: what a character that is no piece scores less than the least piece
 
 
 class Tokenizer:
@@ -35,6 +39,11 @@ class Tokenizer:
             raise ValueError(f"{path} is no SentencePiece model") from None
         if self._model.id_to_piece([UNKNOWN, END_OF_TEXT, PAD]) != list(CONTROL_PIECES):
             raise ValueError(f"{path} is of another system: its first pieces are not {', '.join(CONTROL_PIECES)}")
+        scores = np.array(self._model.get_score(list(range(self.vocab_size))))
+        if (scores * SCORES_PER_UNIT % 1).any():
+            raise ValueError(f"{path} is of another system: its scores are not multiples of 1 / {SCORES_PER_UNIT}")
+        # A character scores that much less at worst; it has at least one byte.
+        self._exact_bytes = int((1 << 24) / SCORES_PER_UNIT / (_UNKNOWN_PENALTY - scores.min()))
         self._newline = self._model.piece_to_id("\n")
         self._space_bytes = self._model.piece_to_id([f"<0x{byte:02X}>" for byte in _SPACE_BYTES])
 
@@ -47,48 +56,45 @@ class Tokenizer:
         return END_OF_TEXT
 
     def encode(self, text: str) -> list[int]:
-        # By line, which makes the tokens of a line independent of its document: over a whole document the rounding of
-        # the sums of scores would decide between equal segmentations.
-        lines = replace_surrogates(text).split("\n")
-        ids: list[int] = []
-        for number, (line, line_ids) in enumerate(zip(lines, self._model.encode(lines), strict=True)):
-            if number:
-                ids.append(self._newline)
-            ids += self._encode_space_signs(line) if SPACE in line else line_ids
-        return ids
+        ids, _ = self.encode_documents([text])
+        return ids[:-1].tolist()
 
     def encode_documents(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Returns what `encode` gives for each text, an end of text after it, much faster for many at once.
+        """Returns the tokens of each text with an end of text after it; many texts at once take much less time.
 
-        Every line is encoded with the newlines that follow it, which changes none of its own tokens, and once for all
-        texts that have it. The newline that is added to a text makes the place for its end of text.
+        A line has the same tokens wherever it stands, so those that several texts have are encoded once.
 
         Returns:
             The ids of all documents, (tokens,), and for each document the place after its last, (documents,).
         """
-        number_of: dict[bytes, int] = {}
-        order: list[int] = []
-        newlines: list[int] = []
-        for text in texts:
-            data = _utf8(text) + b"\n"
-            order += [number_of.setdefault(line, len(number_of)) for line in _LINES.findall(data)]
-            newlines.append(data.count(b"\n"))
-        encoded = self._encode_lines(list(number_of))
-        ids = np.frombuffer(b"".join([encoded[number] for number in order]), np.int32).astype(np.uint32)
-        ends = np.flatnonzero(ids == self._newline)[np.cumsum(newlines, dtype=np.int64) - 1] + 1
+        if not texts:
+            return np.empty(0, np.uint32), np.empty(0, np.int64)
+        data = [_utf8(text) for text in texts]
+        number_of: defaultdict[bytes, int] = defaultdict()
+        number_of.default_factory = number_of.__len__
+        lines = b"\n".join(data).split(b"\n")
+        order = np.fromiter(map(number_of.__getitem__, lines), np.int64, len(lines))
+        encoded, line_ends = self._encode_lines(list(number_of))
+        lengths = np.diff(line_ends, prepend=0)[order]
+        ids = encoded[ranges(line_ends[order] - lengths, lengths)]
+        # The newline after a text's last line makes the place for its end of text.
+        last_lines = np.cumsum([text.count(b"\n") + 1 for text in data]) - 1
+        ends = np.cumsum(lengths)[last_lines]
         ids[ends - 1] = END_OF_TEXT
         return ids, ends
 
-    def _encode_lines(self, lines: list[bytes]) -> list[Any]:
-        """Returns the ids of each line with its newlines, as bytes of int32."""
-        # What encode(out_type="numpy") calls; that would make an array of every line, which takes a fifth of the time.
-        encoded = self._model._processor._EncodeAsBufferBatch(lines, 1, None, False, -1, 0.0, False, False, False)
-        for number, line in enumerate(lines):
-            if _SPACE_BYTES in line:
-                text = line.rstrip(b"\n")
-                ids = self._encode_space_signs(text.decode()) + [self._newline] * (len(line) - len(text))
-                encoded[number] = np.array(ids, np.int32).tobytes()
-        return encoded
+    def _encode_lines(self, lines: list[bytes]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """Returns the ids of all lines, a newline after each, and the place after each line's last."""
+        encoded: list[Any] = []
+        first = 0
+        for last in [*(number for number, line in enumerate(lines) if _SPACE_BYTES in line), len(lines)]:
+            blocks = list(_blocks(lines[first:last], self._exact_bytes))
+            encoded += self._model.encode(blocks, out_type="numpy", num_threads=1)
+            first = last + 1
+            if last < len(lines):
+                encoded.append([*self._encode_space_signs(lines[last].decode()), self._newline])
+        ids = np.concatenate(encoded).astype(np.uint32)
+        return ids, np.flatnonzero(ids == self._newline) + 1
 
     def _encode_space_signs(self, line: str) -> list[int]:
         """Encodes a line that holds SentencePiece's own sign for a space, which would come back as a space."""
@@ -109,6 +115,16 @@ class Tokenizer:
 
     def is_multi_word(self, token: int) -> bool:
         return SPACE in self.piece(token).strip(SPACE)
+
+
+def _blocks(lines: Sequence[bytes], max_bytes: int) -> Iterator[bytes]:
+    """Yields the lines, a newline after each, joined to blocks of at most max_bytes; a longer line is one alone."""
+    ends = np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)) + 1)
+    first = size = 0
+    while first < len(lines):
+        last = max(first + 1, int(np.searchsorted(ends, size + max_bytes, side="right")))
+        yield b"\n".join(lines[first:last]) + b"\n"
+        first, size = last, int(ends[last - 1])
 
 
 def _utf8(text: str) -> bytes:

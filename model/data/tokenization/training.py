@@ -16,10 +16,10 @@ import numpy as np
 
 from model.data.config import TokenizerConfig
 from model.data.pieces import Engine, Piece, finish_piece
-from model.data.tokenization.phrases import Candidates, mine_candidates
+from model.data.tokenization.phrases import GroupLimits, Words, joins, mine_groups, mine_words
 from model.data.tokenization.text_sample import Blocks, TextSample, sample_text
 from model.data.tokenization.tokenizer import CONTROL_PIECES, END_OF_TEXT, PAD, SPACE, UNKNOWN
-from model.data.tokenization.vocabulary import choose_vocabulary, count_pieces, count_use
+from model.data.tokenization.vocabulary import choose_vocabulary, count_pieces, count_use, with_exact_scores
 
 MODEL_FILE = "tokenizer.model"
 USE_FILE = "use.npy"
@@ -34,6 +34,10 @@ _MAX_LINE_CHARS = 1024  # SentencePiece drops lines above 4,192 bytes
 _BACKBONE_SHARE = 0.2  # of the pieces, besides single characters
 _BACKBONE_WORDS = 1 << 18  # the most frequent; subwords of the others are the same
 _BACKBONE_CHARS = 1 << 25  # the trainer needs memory for every occurrence of a word: some 20 bytes a character
+# The trainer says nothing while it works, so all of it has a deadline. Its time grows with the text, repeated parts not
+# counted, of which one core does some 50,000 characters a second: what is slower than this hangs.
+_TRAINER_BASE_SECONDS = 1800.0
+_TRAINER_CHARS_PER_SECOND = 1000
 _CANDIDATES_PER_PIECE = 4
 _CHOICE_BYTES_PER_PIECE = 512  # of text that the choice is made on
 
@@ -74,7 +78,7 @@ _TRAINER_OPTIONS: dict[str, Any] = {
 
 
 class TrainerKilled(RuntimeError):
-    """SentencePiece's trainer was killed, most likely because the machine's memory was exhausted."""
+    """SentencePiece's trainer was killed: most likely because memory was exhausted, or by its deadline."""
 
 
 def train_tokenizer(
@@ -91,13 +95,14 @@ def train_tokenizer(
 
     Raises:
         ValueError: The text does not support config.vocab_size pieces.
-        TrainerKilled: SentencePiece's trainer was killed.
+        TrainerKilled: SentencePiece's trainer was killed, or did not end in time.
     """
     sample = sample_text(shards, config.sample_bytes, seed, work / "sample", engine)
     if config.method == "direct":
         model = _train_on_lines(sample, config, work)
     else:
         model = _train_on_phrases(sample, config, work, engine)
+    model = with_exact_scores(model)
     parts = _choice_parts(sample, config)
     use = count_use(model, config.vocab_size, parts, work / "use", engine)
     out.mkdir(parents=True, exist_ok=True)
@@ -109,40 +114,69 @@ def train_tokenizer(
 
 
 def _train_on_phrases(sample: TextSample, config: TokenizerConfig, work: Path, engine: Engine) -> bytes:
-    found = mine_candidates(
-        sample.parts(sample.bytes),
-        sample.bytes,
-        config.max_phrase_words,
-        config.min_phrase_count,
-        config.max_piece_chars,
-        work / "phrases",
-        engine,
+    words = mine_words(sample.parts(sample.bytes), sample.bytes, work / "words", engine)
+    n_chunks = sum(count for _, count in words.counts)
+    for alphabet in _alphabets(words.counts, config):
+        candidates = _mine_candidates(words, alphabet, config, work / f"groups-{len(alphabet)}", engine)
+        if len(alphabet | candidates.keys()) >= _room(config):
+            break
+    chunks, size = _backbone_chunks(words.counts, candidates, alphabet, config)
+    del words  # the choice needs memory of its own
+    backbone = _train_sentencepiece(chunks, size, config, work / "backbone")
+    _require_supported(count_pieces(backbone, candidates), config)
+    return choose_vocabulary(
+        backbone, candidates, n_chunks, config.vocab_size, _choice_parts(sample, config), work / "choice", engine
     )
-    alphabet = _alphabet(found.words, config)
-    candidates = _candidates(found, alphabet, config)
+
+
+def _mine_candidates(
+    words: Words, alphabet: frozenset[str], config: TokenizerConfig, work: Path, engine: Engine
+) -> dict[str, int]:
+    """Returns what may become a piece, as SentencePiece writes it: the most frequent words and groups."""
+    limit = _CANDIDATES_PER_PIECE * config.vocab_size
+    trainable = [word for word in words.counts if _is_trainable(word[0], alphabet, config)]
+    lexicon = [chunk for chunk, count in trainable if count >= config.min_phrase_count and joins(chunk)]
+    limits = GroupLimits(config.max_phrase_words, config.min_phrase_count, config.max_piece_chars, limit)
+    groups = mine_groups(words, lexicon, limits, work, engine)
+    longer = (word for word in trainable if word[1] >= _MIN_WORD_COUNT and len(word[0]) > 1)
+    chunks = heapq.merge(longer, groups, key=lambda item: -item[1])
+    return {chunk.replace(" ", SPACE): count for chunk, count in islice(chunks, limit)}
+
+
+def _is_trainable(chunk: str, alphabet: frozenset[str], config: TokenizerConfig) -> bool:
+    """Whether the chunk may be a piece or stand in one."""
+    return (
+        len(chunk) <= config.max_piece_chars
+        and _UNTRAINABLE.isdisjoint(chunk)
+        and alphabet.issuperset(chunk.replace(" ", SPACE))
+    )
+
+
+def _backbone_chunks(
+    words: Sequence[tuple[str, int]], candidates: Mapping[str, int], alphabet: frozenset[str], config: TokenizerConfig
+) -> tuple[dict[str, int], int]:
+    """Returns what the backbone is trained on, with counts, and how many pieces it is to have."""
     room = _room(config)
     if len(alphabet | candidates.keys()) < room:
-        size, n_words = config.vocab_size, len(found.words)  # only subwords can fill it
+        size, n_words = config.vocab_size, len(words)  # only subwords can fill it
     else:
         size = config.vocab_size - room + len(alphabet) + int(_BACKBONE_SHARE * (room - len(alphabet)))
         n_words = _BACKBONE_WORDS
-    chunks = _scaled(_covered(found.words[:n_words], alphabet))
     # Every character of the alphabet is in the backbone, whatever words it stands in.
-    chunks = dict.fromkeys((char.replace(SPACE, " ") for char in sorted(alphabet)), 1) | chunks
-    backbone = _train_sentencepiece(chunks, size, config, work / "backbone")
-    _require_supported(count_pieces(backbone, candidates), config)
-    parts = _choice_parts(sample, config)
-    n_chunks = sum(count for _, count in found.words)
-    return choose_vocabulary(backbone, candidates, n_chunks, config.vocab_size, parts, work / "choice", engine)
+    chars = dict.fromkeys((char.replace(SPACE, " ") for char in sorted(alphabet)), 1)
+    return chars | _scaled(_covered(words[:n_words], alphabet)), size
 
 
 def _train_on_lines(sample: TextSample, config: TokenizerConfig, work: Path) -> bytes:
     lines = Counter(chain.from_iterable(map(_lines, chain.from_iterable(sample.parts(sample.bytes)))))
     counted = sorted(lines.items())
-    model = _train_sentencepiece(
-        _covered(counted, _alphabet(counted, config)), config.vocab_size, config, work / "lines"
-    )
-    _require_supported(count_pieces(model, {}), config)
+    for alphabet in _alphabets(counted, config):
+        chunks = _covered(counted, alphabet)
+        model = _train_sentencepiece(chunks, config.vocab_size, config, work / f"lines-{len(alphabet)}")
+        supported = count_pieces(model, {})
+        if supported >= config.vocab_size:
+            break
+    _require_supported(supported, config)
     return model
 
 
@@ -164,15 +198,21 @@ def _room(config: TokenizerConfig) -> int:
 
 def _require_supported(supported: int, config: TokenizerConfig) -> None:
     if supported < config.vocab_size:
+        try:
+            TokenizerConfig.model_validate(config.model_dump() | {"vocab_size": supported})
+            advice = "lower it or add text"
+        except ValueError:
+            advice = "add text"
         raise ValueError(
-            f"tokenizer.vocab_size ({config.vocab_size}) is more than the corpus supports ({supported}); "
-            "lower it or add text"
+            f"tokenizer.vocab_size ({config.vocab_size}) is more than the corpus supports ({supported}); {advice}"
         )
 
 
-def _alphabet(chunks: Iterable[tuple[str, int]], config: TokenizerConfig) -> frozenset[str]:
-    """Returns the characters that are pieces, as SentencePiece writes them. Bytes write the rare ones: nearly all text
-    is covered, but the characters take at most half of the vocabulary.
+def _alphabets(chunks: Iterable[tuple[str, int]], config: TokenizerConfig) -> list[frozenset[str]]:
+    """Returns the characters that are pieces, as SentencePiece writes them: at most half of the pieces, and what to
+    take where there is too little else to be one.
+
+    Bytes write the rare ones: nearly all text is covered.
 
     Raises:
         ValueError: There are none.
@@ -185,31 +225,16 @@ def _alphabet(chunks: Iterable[tuple[str, int]], config: TokenizerConfig) -> fro
         del chars[char]
     if not chars:
         raise ValueError(f"tokenizer.vocab_size ({config.vocab_size}): there is no text to train on")
-    alphabet = set()
+    alphabet = []
     rest = chars.total()
     uncovered = (1 - _COVERAGE) * rest
-    for char, count in sorted(chars.items(), key=lambda item: (-item[1], item[0]))[: _room(config) // 2]:
+    for char, count in sorted(chars.items(), key=lambda item: (-item[1], item[0])):
         if rest <= uncovered:
             break
-        alphabet.add(char.replace(" ", SPACE))
+        alphabet.append(char.replace(" ", SPACE))
         rest -= count
-    return frozenset(alphabet)
-
-
-def _candidates(found: Candidates, alphabet: frozenset[str], config: TokenizerConfig) -> dict[str, int]:
-    """Returns what may become a piece, as SentencePiece writes it: the most frequent words and groups."""
-    chunks = heapq.merge(
-        ((chunk, count) for chunk, count in found.words if count >= _MIN_WORD_COUNT),
-        found.groups,
-        key=lambda item: -item[1],
-    )
-    pieces = (
-        (chunk.replace(" ", SPACE), count)
-        for chunk, count in chunks
-        if 1 < len(chunk) <= config.max_piece_chars and _UNTRAINABLE.isdisjoint(chunk)
-    )
-    covered = ((piece, count) for piece, count in pieces if alphabet.issuperset(piece))
-    return dict(islice(covered, _CANDIDATES_PER_PIECE * config.vocab_size))
+    room = _room(config)
+    return list(dict.fromkeys([frozenset(alphabet[: room // 2]), frozenset(alphabet[:room])]))
 
 
 def _covered(chunks: Iterable[tuple[str, int]], alphabet: frozenset[str]) -> dict[str, int]:
@@ -248,7 +273,22 @@ def _run_trainer(chunks: Mapping[str, int], options: Mapping[str, Any], out: Pat
     # Names without a folder: the model holds them.
     files = {"input": "chunks.tsv", "model_prefix": Path(MODEL_FILE).stem}
     command = [sys.executable, "-c", _TRAIN, json.dumps({**options, **files})]
-    done = subprocess.run(command, cwd=out, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+    seconds = _TRAINER_BASE_SECONDS + sum(map(len, chunks)) / _TRAINER_CHARS_PER_SECOND
+    try:
+        done = subprocess.run(
+            command,
+            cwd=out,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=seconds,  # it is killed then
+        )
+    except subprocess.TimeoutExpired:
+        raise TrainerKilled(
+            f"SentencePiece's trainer was killed: it did not end within {seconds:.0f} s; lower tokenizer.sample_bytes "
+            "or tokenizer.vocab_size"
+        ) from None
     if done.returncode < 0:
         raise TrainerKilled(
             f"SentencePiece's trainer was killed ({signal.Signals(-done.returncode).name}); where memory was short, "

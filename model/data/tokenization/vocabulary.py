@@ -10,7 +10,7 @@ Source: pruning and re-estimation in turn: Kudo 2018, arXiv:1804.10959, section 
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from model.data.pieces import Engine, Piece, finish_piece
 from model.data.tokenization.text_sample import Blocks
-from model.data.tokenization.tokenizer import SPACE
+from model.data.tokenization.tokenizer import SCORES_PER_UNIT, SPACE
 
 Counts = NDArray[np.int64]
 ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]  # made when it is imported
@@ -30,7 +30,7 @@ _PRUNINGS = 2
 _UNSEEN = 0.5  # the count of a piece that the text does not use
 # Subtracted from every log probability: of two segmentations that are about as likely, the shorter one is taken.
 _TOKEN_PENALTY = 1.0
-_BATCH_CHARS = 1 << 22
+_BLOCKS_AT_ONCE = 256
 _NBEST_PIECES = 1 << 16
 
 
@@ -77,6 +77,23 @@ def choose_vocabulary(
     use = count_use(_with_pieces(trained, n_fixed, scores), vocab_size, parts, work / "last", engine)
     scores = _scores(dict(zip(scores, use[n_fixed:].tolist(), strict=True)))
     return _with_pieces(trained, n_fixed, dict(sorted(scores.items(), key=lambda item: (-item[1], item[0]))))
+
+
+def with_exact_scores(model: bytes) -> bytes:
+    """Returns the model with scores that add up without rounding: see SCORES_PER_UNIT.
+
+    The newline, a piece of its own that no other holds, becomes an ordinary one: SentencePiece gives those that a user
+    defines a score of its own making.
+    """
+    proto = ModelProto.FromString(model)
+    normal = [piece for piece in proto.pieces if piece.type == ModelProto.SentencePiece.NORMAL]
+    for piece in normal:
+        piece.score = round(piece.score * SCORES_PER_UNIT) / SCORES_PER_UNIT
+    for piece in proto.pieces:
+        if piece.type == ModelProto.SentencePiece.USER_DEFINED:
+            piece.type = ModelProto.SentencePiece.NORMAL
+            piece.score = max(other.score for other in normal)
+    return proto.SerializeToString(deterministic=True)
 
 
 def count_use(model: bytes, vocab_size: int, parts: Sequence[Blocks], work: Path, engine: Engine) -> Counts:
@@ -126,16 +143,10 @@ def _save(model: bytes, out: Path) -> None:
 def _count(blocks: Blocks, model: Path, out: Path) -> None:
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     counts = np.zeros(processor.vocab_size(), np.int64)
-    lines: list[str] = []
-    chars = 0
-    for block in chain(blocks, [None]):
-        if block is not None:
-            lines += block.split("\n")
-            chars += len(block)
-        if block is None or chars > _BATCH_CHARS:
-            ids = np.fromiter(chain.from_iterable(processor.encode(lines)), np.int32)
-            counts += np.bincount(ids, minlength=len(counts))
-            lines, chars = [], 0
+    left = iter(blocks)
+    while some := list(islice(left, _BLOCKS_AT_ONCE)):
+        ids = np.concatenate(processor.encode(some, out_type="numpy", num_threads=1))
+        counts += np.bincount(ids, minlength=len(counts))
     np.save(out / "counts.npy", counts)
 
 
