@@ -4,28 +4,29 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
-from difflib import get_close_matches
-from typing import Any, get_origin
+from contextlib import closing, suppress
+from importlib import import_module
+from typing import Any, NoReturn, get_origin
 
 # Prefect's console lines give way to one line a stage; errors are printed once, by main().
 os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, create_model
-from pydantic_settings import (
-    BaseSettings,
-    CliPositionalArg,
-    CliSettingsSource,
-    CliSubCommand,
-    EnvSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-)
+from pydantic import BaseModel, ValidationError
+from pydantic_settings import BaseSettings, CliSettingsSource, EnvSettingsSource, SettingsConfigDict, SettingsError
 
-from flows.presets import configuration, describe, preset, preset_names
+from flows.command_line import HelpFormatter, InspectDocuments, InspectTokens, Jumbo, explain
+from flows.interruption import end_interrupted, listen, one_interrupt
+from flows.presets import configuration, describe, preset
 from tasks.config import PipelineConfig
 
+_FLOWS = {
+    "pretrain": "pretrain",
+    "prepare": "preparation",
+    "validate_scaling": "scaling_validation",
+    "score": "scoring",
+    "janitor": "janitor",
+}
 # Not the configuration's: where clusters are recorded, and what their processes are marked with.
 _OTHER_VARIABLES = {
     "JUMBO_STATE_DIR",
@@ -42,142 +43,34 @@ class _Environment(PipelineConfig, BaseSettings):
     model_config = SettingsConfigDict(env_prefix="JUMBO_", env_nested_delimiter="__", extra="forbid")
 
 
-def _options(section: type[BaseModel], values: BaseModel, **first: Any) -> Any:
-    """The section as the command line shows it: bounds in the descriptions, `values` as the defaults."""
-    fields = dict(first)
-    for name, field in section.model_fields.items():
-        value = getattr(values, name)
-        if isinstance(value, BaseModel):
-            nested = _options(type(value), value)
-            fields[name] = (nested, Field(nested(), description=field.description))
-        else:
-            bounds = [f"{sign} {limit}" for sign, limit in _bounds(field.metadata)]
-            said = f"{field.description} [{', '.join(bounds)}]" if bounds else field.description
-            # A list is one value or a JSON array: it is read by _lists, commas and escapes as they stand.
-            is_list = get_origin(field.annotation) is tuple
-            shown = json.dumps(values.model_dump(mode="json")[name]) if is_list else value
-            fields[name] = (str if is_list else field.annotation, Field(shown, description=said))
-    return create_model(section.__name__, __doc__=section.__doc__, **fields)
-
-
-def _bounds(metadata: list[Any]) -> list[tuple[str, Any]]:
-    signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
-    return [(sign, getattr(rule, key)) for rule in metadata for key, sign in signs.items() if hasattr(rule, key)]
-
-
-_PRESET = Field("laptop", description=f"Configuration to start from: {', '.join(preset_names())}.")
-_Configured: Any = _options(PipelineConfig, preset("laptop"), preset=(str, _PRESET))
-
-
-class Pretrain(_Configured):
-    """The whole graph: raw text -> documents -> tokenizer -> tokens -> scaling validation -> training -> evaluation ->
-    report. Run it again with the same --run-uri and it continues where it stopped.
-
-    Example: jumbo pretrain --preset laptop --run-uri runs/mine --training.steps 50
-    """
-
-
-class Prepare(_Configured):
-    """Documents, tokenizer and token shards only; needs no cluster.
-
-    Example: jumbo prepare --run-uri runs/mine --data.sources 'texts/*.txt'
-    """
-
-
-class ValidateScaling(_Configured):
-    """Measure the cluster with the real model and hold the figures against the thresholds: go or no-go."""
-
-
-class Score(_Configured):
-    """Evaluate a checkpoint of a run again, with the evaluation settings given here.
-
-    Example: jumbo score --run-uri runs/mine --step 40
-    """
-
-    step: int | None = Field(None, description="Step of the checkpoint; the newest complete one if not given.")
-
-
-class InspectDocuments(BaseModel):
-    """Sizes by source, languages, and some documents with their scores.
-
-    Example: jumbo inspect documents runs/mine --source web --number 5
-    """
-
-    target: CliPositionalArg[str] = Field(description="A run directory, or a .parquet file of documents; s3:// too.")
-    split: str = Field("train", description="Split of the run: train, validation or test.")
-    source: str = Field("", description="Source of the run; the first if not given.")
-    number: int = Field(3, ge=0, description="Documents to show, evenly spaced over a file. [>= 0]")
-
-
-class InspectTokens(BaseModel):
-    """Token shards: sizes by source, lengths, frequent pieces, and one document with its pieces made visible.
-
-    Example: jumbo inspect tokens runs/mine --document 7
-    """
-
-    target: CliPositionalArg[str] = Field(description="A run directory, or a .tokens file; s3:// too.")
-    split: str = Field("train", description="Split of the run: train, validation or test.")
-    source: str = Field("", description="Source of the run; the first if not given.")
-    document: int = Field(0, ge=0, description="Document of the shard to show, counted from 0. [>= 0]")
-    tokenizer: str = Field("", description="The tokenizer.model of a .tokens file that lies in no run directory.")
-
-
-class Inspect(BaseModel):
-    """Look at what a run, or one of its files, holds."""
-
-    documents: CliSubCommand[InspectDocuments] = Field(description="Documents with their scores.")
-    tokens: CliSubCommand[InspectTokens] = Field(description="Token shards, piece by piece.")
-
-
-class Janitor(BaseModel):
-    """End every cluster on this machine whose lease has expired or whose owner is dead."""
-
-
-class Doctor(BaseModel):
-    """What is installed, what is missing, and what this machine can run."""
-
-
-class Jumbo(BaseSettings):
-    """Train your own Jurassic-class language model, end to end.
-
-    Values come from --preset, then JUMBO_… variables (JUMBO_TRAINING__STEPS=50), then the options given here. Without
-    --preset, a run directory that was used before brings its own values (its config.yaml), and a new one those of the
-    preset laptop, which a command's --help shows.
-    """
-
-    model_config = SettingsConfigDict(
-        cli_prog_name="jumbo",
-        cli_kebab_case=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-    )
-
-    pretrain: CliSubCommand[Pretrain] = Field(description="The whole graph: raw text to an evaluated model.")
-    prepare: CliSubCommand[Prepare] = Field(description="Documents, tokenizer and token shards only; no cluster.")
-    validate_scaling: CliSubCommand[ValidateScaling] = Field(description="Measure the cluster: go or no-go.")
-    score: CliSubCommand[Score] = Field(description="Evaluate any checkpoint of a run again.")
-    inspect: CliSubCommand[Inspect] = Field(description="Look at documents or token shards.")
-    janitor: CliSubCommand[Janitor] = Field(description="End clusters whose lease has expired.")
-    doctor: CliSubCommand[Doctor] = Field(description="What is installed and what this machine can run.")
-
-
 def main(arguments: list[str] | None = None) -> None:
-    """Run one command. Exit code 2: the input is wrong, nothing ran; 1: the run failed; 130: interrupted."""
+    """Run one command. Exit code 2: the input is wrong, nothing ran; 1: the run failed; 130, 143, 129: interrupted by
+    Ctrl-C, SIGTERM, SIGHUP."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    with one_interrupt():
+        try:
+            _find_command(arguments or ["--help"])()
+        except KeyboardInterrupt as interrupt:
+            end_interrupted(interrupt)
+
+
+def _find_command(arguments: list[str]) -> Callable[[], None]:
+    """What is left to run once the input has been found good."""
     try:
-        command, options = _parse(arguments or ["--help"])
-        run = _prepare_command(command, options)
+        return _prepare_command(*_parse(arguments))
     except (ValueError, OSError) as error:
         _fail(str(error).replace("\n", "\\n"), 2)  # one line, whatever a file is called
-    run()
 
 
 def _parse(arguments: list[str]) -> tuple[str, dict[str, Any]]:
     """The command and the options that were given, as nested fields; values are still text."""
     try:
-        given = CliSettingsSource[Any](Jumbo, cli_parse_args=arguments, cli_exit_on_error=False)()
+        source = CliSettingsSource[Any](
+            Jumbo, cli_parse_args=arguments, cli_exit_on_error=False, formatter_class=HelpFormatter
+        )
+        given = source()
     except SettingsError as error:
-        raise ValueError(_explain(str(error), arguments)) from None
+        raise ValueError(explain(str(error), arguments)) from None
     command = next(name for name in Jumbo.model_fields if isinstance(given.get(name), dict))
     options = {key: value for key, value in given[command].items() if value is not None}
     if command == "inspect":
@@ -203,25 +96,6 @@ def _lists(section: type[BaseModel], given: dict[str, Any], prefix: str = "") ->
     return read
 
 
-def _explain(error: str, arguments: list[str]) -> str:
-    message = error.removeprefix("error parsing CLI: ")
-    if not message.startswith("unrecognized arguments: "):
-        return message
-    option = message.removeprefix("unrecognized arguments: ").split()[0].split("=")[0]
-    near = get_close_matches(option, _option_names(PipelineConfig), n=1)
-    hint = f" (did you mean {near[0]}?)" if near else f" (see jumbo {arguments[0]} --help)"
-    return f"unknown field: {option}{hint}"
-
-
-def _option_names(section: type[BaseModel], prefix: str = "--") -> list[str]:
-    names = []
-    for name, field in section.model_fields.items():
-        option = prefix + name.replace("_", "-")
-        nested = isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
-        names += _option_names(field.annotation, f"{option}.") if nested else [option]  # type: ignore[arg-type]
-    return names
-
-
 def _prepare_command(command: str, options: dict[str, Any]) -> Callable[[], None]:
     """What is left to run once the input has been found good.
 
@@ -233,9 +107,7 @@ def _prepare_command(command: str, options: dict[str, Any]) -> Callable[[], None
 
         return doctor
     if command == "janitor":
-        from flows.janitor import janitor
-
-        return lambda: _run(janitor)
+        return lambda: _run(command)
     if command == "inspect":
         return _inspection(options)
     step = options.pop("step", None)
@@ -243,14 +115,12 @@ def _prepare_command(command: str, options: dict[str, Any]) -> Callable[[], None
     from tasks.preflight import check_run, check_scoring
 
     if command == "score":
-        from flows.scoring import scoring
-
         if step is not None and not str(step).isdecimal():
             raise ValueError(f"step: must be a whole number, not {step!r}")
         check_scoring(config, step := None if step is None else int(step))
-        return lambda: _run(scoring, config, step)
+        return lambda: _run(command, config, step)
     check_run(config, needs_cluster=command != "prepare")
-    return lambda: _run(_flow(command), config)
+    return lambda: _run(command, config)
 
 
 def _inspection(options: dict[str, Any]) -> Callable[[], None]:
@@ -266,7 +136,7 @@ def _inspection(options: dict[str, Any]) -> Callable[[], None]:
     try:
         wanted = section.model_validate(given).model_dump()
     except ValidationError as error:
-        raise ValueError(describe(error)) from None
+        raise ValueError(describe(error, section)) from None
     if kind == "documents":
         documents = see_documents(**wanted)
         return lambda: show_documents(documents)
@@ -301,35 +171,20 @@ def _environment() -> dict[str, Any]:
         raise ValueError(f"a JUMBO_ variable cannot be read: {error}") from None
 
 
-def _flow(command: str) -> Callable[..., Any]:
-    if command == "prepare":
-        from flows.preparation import preparation
-
-        return preparation
-    if command == "validate_scaling":
-        from flows.scaling_validation import scaling_validation
-
-        return scaling_validation
-    from flows.pretrain import pretrain
-
-    return pretrain
-
-
-def _run(flow: Callable[..., Any], *parameters: Any) -> None:
+def _run(command: str, *parameters: Any) -> None:
     """Run a flow with its stages drawn in the terminal."""
     from flows.console import show_stages
+    from flows.temporary_server import start_server
     from tasks.manifest import Manifest
 
-    display = show_stages()
     try:
-        result = flow(*parameters)
-    except KeyboardInterrupt:
-        display.close()
-        _fail("interrupted; the same command continues where it stopped", 130)
+        await_server = start_server()  # takes seconds, in which the flow is imported
+        flow = getattr(import_module(f"flows.{_FLOWS[command]}"), _FLOWS[command])
+        with closing(show_stages()) as display:
+            await_server()
+            result = flow.with_options(on_running=[listen])(*parameters)
     except Exception as error:  # noqa: BLE001 - the last frame of the program: said once, as an exit code and a message
-        display.close()
         _fail(str(error) or repr(error), 2 if isinstance(error, ValueError) else 1)
-    display.close()
     match result:
         case Manifest(run_uri=run, directory=directory):
             display.console.print(f"Result: {run}/{directory}", soft_wrap=True, markup=False)
@@ -337,7 +192,7 @@ def _run(flow: Callable[..., Any], *parameters: Any) -> None:
             display.console.print(f"Report: {report}\nCheckpoint: {checkpoint}", soft_wrap=True, markup=False)
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     sys.stderr.write(f"jumbo: {message}\n")
     raise SystemExit(code)
 

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from contextlib import suppress
 
 from rich.console import Console
 from rich.status import Status
@@ -27,7 +28,8 @@ class ConsoleHandler(logging.Handler):
             self.handleError(record)
 
     def close(self) -> None:
-        self._working(None)
+        with suppress(OSError):  # the terminal is gone
+            self._working(None)
         super().close()
 
     def _draw(self, record: logging.LogRecord) -> None:

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -33,8 +34,6 @@ def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--training.stps", "5"], "unknown field: --training.stps (did you mean --training.steps?)"),
-        (["--nothing-like-it", "5"], "unknown field: --nothing-like-it (see jumbo pretrain --help)"),
         (["--training.steps", "0"], "training.steps: must be greater than or equal to 1, not '0'"),
         (["--training.steps", "many"], "training.steps: must be a valid integer"),
         (["--training.steps"], "--training.steps: expected one argument"),
@@ -56,7 +55,16 @@ def refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--data.sources", "/nowhere/*.txt"], "data.sources.0.uri: '/nowhere/*.txt' finds no file"),
         (["--data.sources", "gs://bucket/x.txt"], "data.sources.0.uri: 'gs://bucket' has an unknown scheme"),
         (["--data.sources", "[]"], "data.sources is empty; name your text"),
-        (["--data.sources", '[{"uri": "x", "urn": "y"}]'], "data.sources.0.urn: unknown field"),
+        (["--data.sources", '[{"uri": "x", "urn": "y"}]'], "data.sources.0.urn: unknown field (did you mean uri?)"),
+        (
+            ["--data.sources", '[{"uri": "x", "text_field": "y"}]'],
+            "data.sources.0.text_field: unknown field (did you mean text_fields?)",
+        ),
+        (
+            ["--data.sources", '[{"uri": "x", "column": "y"}]'],
+            "data.sources.0.column: unknown field (there are uri, name, text_fields, txt_document, encoding, weight)",
+        ),
+        (["--data.filters.languages", "eng"], "data.filters.languages.0: 'eng' is no code of a language"),
         (
             ["--evaluation.multiple-choice", '[{"name": "x", "uri": "/nowhere.jsonl"}]'],
             "evaluation.multiple_choice.0.uri: '/nowhere.jsonl' finds 0 files; it must name one",
@@ -78,8 +86,49 @@ def test_a_list_is_one_value_or_a_json_array(capsys: pytest.CaptureFixture[str],
     assert "the suffix is none of" in quoted
 
 
-def test_an_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "invalid choice: 'pretrian'" in refusal(["pretrian"], capsys)
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("pretrain --training.stps 5", "unknown option --training.stps (did you mean --training.steps?)"),
+        ("prepare --data.sorces x.txt", "unknown option --data.sorces (did you mean --data.sources?)"),
+        ("prepare --data.sorces=x.txt", "unknown option --data.sorces (did you mean --data.sources?)"),
+        ("prepare --run_uri x", "unknown option --run_uri (did you mean --run-uri?)"),
+        ("prepare --vocab-size 500", "unknown option --vocab-size (did you mean --tokenizer.vocab-size?)"),
+        (
+            "prepare --min-words 5",
+            "unknown option --min-words "
+            "(did you mean --data.filters.gopher.min-words or --data.decontamination.min-words?)",
+        ),
+        ("pretrain --nothing-like-it 5", "unknown option --nothing-like-it (see jumbo pretrain --help)"),
+        ("score --stp 5", "unknown option --stp (did you mean --step?)"),
+        ("inspect documents x --numbr 5", "unknown option --numbr (did you mean --number?)"),
+        ("inspect tokens x --documnt=5", "unknown option --documnt (did you mean --document?)"),
+        ("inspect tokens x --number 5", "unknown option --number (see jumbo inspect tokens --help)"),
+        ("janitor --run-uri x", "unknown option --run-uri (see jumbo janitor --help)"),
+        ("--preset=laptop pretrain", "jumbo takes no option --preset before a command (see jumbo --help)"),
+        (
+            "inspect --number 5 documents x",
+            "jumbo inspect takes no option --number before a command (see jumbo inspect --help)",
+        ),
+        ("prepair", "unknown command 'prepair' (did you mean prepare?)"),
+        ("pretrian --training.steps 5", "unknown command 'pretrian' (did you mean pretrain?)"),
+        ("validate_scaling", "unknown command 'validate_scaling' (did you mean validate-scaling?)"),
+        ("inspect token x", "unknown command 'token' (did you mean tokens?)"),
+        ("xyzzy", "unknown command 'xyzzy' (see jumbo --help)"),
+        (
+            "prepare --data.sources a.txt b.txt",
+            "unexpected argument 'b.txt' (put a pattern in quotes, and several values into a JSON array)",
+        ),
+    ],
+)
+def test_what_is_unknown_is_named_with_the_nearest(
+    arguments: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusal(arguments.split(), capsys) == f"jumbo: {said}\n"
+
+
+def test_an_unknown_option_with_spaces_is_named_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unexpected argument 'my texts/b.txt'" in refusal(["prepare", "--seed", "1", "my texts/b.txt", "c"], capsys)
 
 
 def test_a_wrong_variable_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +136,7 @@ def test_a_wrong_variable_is_refused(capsys: pytest.CaptureFixture[str], monkeyp
     assert "training.steps: must be greater than or equal to 1, not '-1'" in refusal(["pretrain"], capsys)
     monkeypatch.setenv("JUMBO_TRAINING__STEPS", "5")
     monkeypatch.setenv("JUMBO_TRAINING__STPS", "5")
-    assert "training.stps: unknown field" in refusal(["pretrain"], capsys)
+    assert "training.stps: unknown field (did you mean steps?)" in refusal(["pretrain"], capsys)
     monkeypatch.delenv("JUMBO_TRAINING__STPS")
     monkeypatch.setenv("JUMBO_TRIANING__STEPS", "5")
     assert "JUMBO_TRIANING__STEPS: unknown field" in refusal(["pretrain"], capsys)
@@ -103,7 +152,17 @@ def test_a_wrong_variable_is_refused(capsys: pytest.CaptureFixture[str], monkeyp
         ("broken.parquet", b"PAR1 this is no parquet file", "broken.parquet cannot be read"),
         ("cut.jsonl.gz", gzip.compress(b'{"text": "a"}\n')[:8], "cut.jsonl.gz cannot be read"),
         ("repeated.txt", b"word " * 100_000, "tokenizer.vocab_size (4096) is more than the corpus supports"),
-        ("other.jsonl", b'{"content": "a"}\n' * 3, "hold no text (3 no_text_field)"),
+        (
+            "other.jsonl",
+            b'{"content": "a"}\n' * 3,
+            "data.sources.0.text_fields: 'text' is no field of other.jsonl, which has content",
+        ),
+        ("empty.jsonl", b'{"text": null}\n' * 3, "hold no text (3 no_text_field)"),
+        (
+            "other.csv",
+            b"id;text\n1;a\n",
+            "data.sources.0.text_fields: 'text' is no field of other.csv, which has id;text",
+        ),
         ("small.txt", b"Fellow-Citizens of the Senate", "tokenizer.vocab_size (4096) is more than the corpus supports"),
     ],
 )
@@ -150,15 +209,57 @@ def test_scoring_a_run_that_is_not_there_is_refused(capsys: pytest.CaptureFixtur
     assert "holds no finished documents/" in refusal(["score", "--run-uri", str(tmp_path)], capsys)
 
 
-def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit) as exit_:
-        main(["pretrain", "--help"])
-    said = capsys.readouterr().out
+        main([*command.split(), "--help"])
     assert exit_.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    said = help_of("pretrain", capsys)
+    assert said.startswith("usage: jumbo pretrain [option ...]\n")
     assert "--training.checkpoint-every-steps int" in said
     assert "Optimizer steps of the whole run. [>= 1] (default: 180)" in " ".join(said.split())
     assert "Steps between checkpoints" in said
-    assert "Example: jumbo pretrain" in said
+
+
+@pytest.mark.parametrize("command", ["pretrain", "prepare", "validate-scaling", "score"])
+def test_the_first_screen_of_help_has_examples_and_what_is_most_used(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, _, options = help_of(command, capsys).partition("\noptions:\n")
+    assert len(first.splitlines()) <= 24
+    assert f"\n  jumbo {command} --" in first
+    named = set(re.findall(r"--[a-z][a-z0-9.-]*", first)) - {"--help"}
+    assert "--run-uri" in named
+    assert not {option for option in named if f"  {option} " not in options}, "named, but no option that is shown"
+
+
+# Not shown are the sections that the command does not read; it takes them, since a run has one configuration.
+@pytest.mark.parametrize(
+    ("command", "shown", "hidden"),
+    [
+        (
+            "prepare",
+            "data tokenizer tokens engine evaluation.multiple-choice model.seq-len",
+            "cluster scaling model.n-layer training.learning-rate evaluation.prompts",
+        ),
+        ("score", "evaluation cluster step", "data tokenizer tokens engine model training scaling"),
+        ("validate-scaling", "data model training cluster scaling", "evaluation.prompts"),
+    ],
+)
+def test_help_shows_what_the_command_reads(
+    command: str, shown: str, hidden: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = help_of(command, capsys).partition("\noptions:\n")[2]
+    for name in shown.split():
+        assert f"--{name}" in options
+    for name in hidden.split():
+        assert f"--{name}" not in options
+        assert f"{name} options" not in options
+    said = refusal([command, "--training.steps", "0", "--model.n-layer", "3"], capsys)
+    assert said == "jumbo: training.steps: must be greater than or equal to 1, not '0'\n"
 
 
 def test_doctor_says_what_this_machine_can_run(capsys: pytest.CaptureFixture[str]) -> None:
