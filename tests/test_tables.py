@@ -7,7 +7,8 @@ import pyarrow.parquet as pq
 import pytest
 from source_files import LIMIT, read, read_until_damage, source_file
 
-from model.data.readers.documents import Dropped, read_documents
+from model.data.readers.documents import DamagedFile, Dropped, read_documents
+from model.data.readers.fields import check_fields
 
 TEXT_TYPES = [
     pa.string(),
@@ -75,6 +76,17 @@ def test_nested_fields() -> None:
         assert read(name, data, text_fields="text.text") == ["a", missing, missing]
         assert read(name, data, text_fields=("text.text", "text.deep.er", "x")) == ["a\n\nb", missing, missing]
         assert read(name, data, text_fields="text.none") == read(name, data, text_fields="text.text.x") == 3 * [missing]
+
+
+@pytest.mark.parametrize(("name", "is_file"), [("x.parquet", True), ("x.arrow", True), ("x.arrow", False)])
+def test_a_column_that_is_not_there_is_named_with_those_that_are(name: str, is_file: bool) -> None:
+    column = pa.array([{"body": "a", "deep": {"er": "b"}}])
+    data = parquet(column) if name == "x.parquet" else arrow(column, is_file)
+    with pytest.raises(ValueError, match=f"^'body' is no field of {name}, which has number, text.body, text.deep.er$"):
+        check_fields([source_file(name, data, text_fields=("text.body", "body"))], LIMIT)
+    check_fields([source_file(name, data, text_fields=("text.body", "text.deep", "text", "number"))], LIMIT)
+    with pytest.raises(DamagedFile):
+        check_fields([source_file(name, data[:20])], LIMIT)
 
 
 def test_a_literal_name_wins_over_a_nested_field() -> None:

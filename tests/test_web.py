@@ -47,6 +47,21 @@ def test_a_page_says_its_encoding(head: str, encoding: str) -> None:
     assert read("x.html", page.encode("utf-16")) == [TEXT]
 
 
+@pytest.mark.parametrize("head", ["", "<meta charset=utf-8>", "<meta charset=iso-8859-1>"])
+def test_one_byte_of_a_page_in_windows_1252(head: str) -> None:
+    page = PAGE.replace("<head>", "<head>" + head).replace("é, €", "café")
+    assert read("x.html", page.encode("cp1252")) == [TEXT.replace("é, €", "café")]
+    assert encodings_of("x.html", page.encode("cp1252")) == ["cp1252"]
+    header = "text/html; charset=utf-8"
+    assert read("x.warc", response(page.encode("cp1252"), content_type=header)) == [TEXT.replace("é, €", "café")]
+    assert read("x.html", page.replace("é", "\N{KELVIN SIGN}").encode()[:-1]) == [TEXT.replace("é, €", "caf\u212a")]
+
+
+def test_a_page_in_ascii_is_reported_as_what_it_says() -> None:
+    assert encodings_of("x.html", PAGE.encode("ascii", "ignore")) == ["utf-8"]
+    assert encodings_of("x.html", b"<meta charset=koi8-r>" + PAGE.encode("ascii", "ignore")) == ["koi8-r"]
+
+
 def test_pages_that_give_no_text() -> None:
     assert read("x.html", b"<html><title>Only a title</title>") == [Dropped("no_main_text")]
     assert read("x.html", b"") == [Dropped("no_main_text")]

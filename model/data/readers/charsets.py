@@ -1,12 +1,14 @@
 """Character encodings of text files: detected from their first bytes, and brought to UTF-8 block by block."""
 
 import codecs
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
 from model.data.readers.records import BYTE_ORDER_MARK, DamagedFile, replace_surrogates
+from model.data.readers.windows1252 import judge_faults
 
 # The mark of UTF-16-LE starts that of UTF-32-LE, which therefore comes first.
 _MARKS = {
@@ -24,8 +26,22 @@ _FALLBACK = "cp1252"
 
 _HEAD_BYTES = 1 << 20
 _EVIDENCE_BYTES = 1 << 16
-# Fewer bytes that are no UTF-8 than this are damage, not another encoding.
+# Fewer bytes that are no UTF-8 than this are damage, unless they are the letters and marks of Windows-1252.
 _MIN_FAULTS = 3
+# Of fewer different characters, frequencies tell nothing: uchardet takes English with nothing but "naïve" for cp852.
+_MIN_KINDS = 4
+# Where the letters of Windows-1252 stand in place, those of the alphabets of DOS and of other scripts do not.
+_LATIN_ALPHABETS = frozenset(
+    ("cp1250", "cp1254", "cp1257", "cp1258", "iso8859-2", "iso8859-13", "iso8859-15", "iso8859-16")
+)
+
+_NON_ASCII = bytes(range(0x80, 0x100))
+_NON_ASCII_BYTE = re.compile(rb"[\x80-\xff]")
+# A character of UTF-8 that has fewer bytes than its first one tells.
+_CUT_CHARACTER = rb"(?=[\xc2-\xf4]\Z|[\xe0-\xf4].\Z|[\xf0-\xf4]..\Z)%b[\x80-\xbf]*\Z"
+_CUT_BY_LIMIT = re.compile(_CUT_CHARACTER % b".", re.DOTALL)
+# At the end of a file, "caf\xe9" is not cut; "caf\xc3" is, as what Latin letters, marks and emoji begin with may be.
+_CUT_BY_END = re.compile(_CUT_CHARACTER % rb"(?:(?<![A-Za-z]).|[\xc2-\xc5\xe2\xef\xf0])", re.DOTALL)
 
 
 def as_utf8(blocks: Iterable[bytes], encoding: str, on_encoding: Callable[[str], None]) -> Iterator[bytes]:
@@ -35,31 +51,121 @@ def as_utf8(blocks: Iterable[bytes], encoding: str, on_encoding: Callable[[str],
 
     Args:
         blocks: The file.
-        encoding: Its encoding; empty to detect it on the first MiB. Where that is ASCII, on the first MiB from where it
-            ceases to be.
-        on_encoding: Called with the encoding's name, once.
+        encoding: Its encoding; empty to detect it: UTF-16 and UTF-32 on the first MiB, others with byte_encoding on the
+            MiB from where the file ceases to be ASCII. What that finds may hold for that MiB alone; then the next one
+            with a byte that is not ASCII is judged by itself.
+        on_encoding: Called with the encoding's name, once; of several, the first that is not ASCII.
 
     Raises:
         DamagedFile: What `blocks` raises, after the text before.
     """
-    head, blocks = _peeked(blocks)
+    blocks = iter(blocks)
+    head, damage = _read_head(blocks)
+    blocks = _resumed(head, damage, blocks)
+    encoding = encoding or marked_encoding(head) or _wide_encoding(head)
     if not encoding:
-        encoding = marked_encoding(head) or _wide_encoding(head)
-    if not encoding:
-        for block in blocks:
-            if not block.isascii():
-                head, blocks = _peeked(chain((block,), blocks))
-                encoding = _byte_encoding(head)
-                break
-            yield block
+        yield from _detected(blocks, on_encoding)
+        return
     if encoding in ("utf-16", "utf-32"):  # which Python decodes only where a mark tells the order of the bytes
         marked = marked_encoding(head)
         encoding = marked if marked.startswith(encoding) else f"{encoding}-le"
-    encoding = encoding or "utf-8"
     on_encoding(encoding)
+    yield from _recoded(blocks, encoding)
+
+
+def byte_encoding(data: bytes, is_end: bool = True) -> tuple[str, bool]:
+    """Returns the encoding of text that is neither UTF-16 nor UTF-32, and whether that holds for what follows as well.
+
+    - With valid characters of several bytes it is UTF-8; bytes that are none are damage. A character that is cut at the
+      end is valid.
+    - Without such characters, or with no more than may be valid by chance, it is Windows-1252 if most bytes stand where
+      their characters there do, letters in words and marks beside words: one é in 50 kB of English is enough. This
+      holds for what follows if there are four different ones; then uchardet can tell the alphabets of other languages.
+    - Other bytes are damage if they are one or two, or 0xFF and the like, which are no evidence of anything. Then
+      nothing tells the encoding, and it is an empty string. What more of them are, uchardet tells.
+
+    Args:
+        data: The text, or a part that starts and, unless it is its end, ends between characters.
+        is_end: Whether what is cut at the end is missing in the file.
+    """
+    cut = (_CUT_BY_END if is_end else _CUT_BY_LIMIT).search(data[-4:])
+    text = data[: len(data) - len(cut[0]) if cut else None].decode("utf-8", errors="surrogateescape")
+    faults = judge_faults(text)
+    valid = len(text) - len(text.encode("ascii", errors="ignore")) - faults.count + (cut is not None and is_end)
+    is_western = faults.in_place > faults.out_of_place
+    # By chance, few pairs of bytes are UTF-8 in Western languages, but almost two thirds in an East Asian encoding.
+    if valid > (faults.count / 10 if is_western else 2 * faults.count):
+        return "utf-8", True
+    if is_western and faults.kinds < _MIN_KINDS:
+        return _FALLBACK, False
+    if not is_western and faults.in_place + faults.out_of_place < _MIN_FAULTS:
+        return "", False
+    lines = b"\n".join(line for line in data.split(b"\n") if not line.isascii())
+    guess = _browser_name(detect_encoding(lines, max_len=_EVIDENCE_BYTES, html5_compatible=False) or _FALLBACK)
+    return guess if guess in _LATIN_ALPHABETS or not is_western else _FALLBACK, True
+
+
+def html_encoding(page: bytes, http_charset: str) -> str:
+    """Returns the encoding of an HTML page without a byte order mark, named as browsers read it.
+
+    It is UTF-8 if it is that and not ASCII; or what its HTTP header or itself tells, unless that is UTF-8, which it
+    then is not; or what byte_encoding finds.
+    """
+    is_ascii = page.isascii()
+    if not is_ascii and _decodes(page, "utf-8"):
+        return "utf-8"
+    told = map_encoding_to_html5(http_charset, fallback_utf8=False)
+    if not told:
+        # Where a page tells nothing, this guesses: here ASCII.
+        head = page[:_EVIDENCE_BYTES].translate(None, _NON_ASCII)
+        found = detect_encoding(head, html5_compatible=False, from_html_meta=True) or "ascii"
+        told = "" if found == "ascii" else _browser_name(found)
+    if is_ascii or told not in ("", "utf-8"):
+        return told or "utf-8"
+    return byte_encoding(page)[0] or "utf-8"
+
+
+def marked_encoding(head: bytes) -> str:
+    """Returns the encoding that a byte order mark tells, or an empty string."""
+    return next((encoding for mark, encoding in _MARKS.items() if head.startswith(mark)), "")
+
+
+def _detected(blocks: Iterator[bytes], on_encoding: Callable[[str], None]) -> Iterator[bytes]:
+    """Does what as_utf8 does, for a file in an encoding that ASCII is a part of."""
+    blocks = chain(blocks, (b"",))
+    before = rest = b""  # what was yielded last, and what was not yet
+    encoding = ""
+    for block in blocks:
+        data, rest = rest + block, b""
+        found = None if data.isascii() else _NON_ASCII_BYTE.search(data)
+        ascii_head = data[: found.start()] if found else data
+        before = (before + ascii_head)[-2:]
+        yield ascii_head
+        if not found:
+            continue
+        window, damage = _read_head(blocks, data[found.start() :])
+        is_end = len(window) < _HEAD_BYTES
+        judged = window[:_HEAD_BYTES]
+        if not is_end:  # what follows a character tells its place
+            rest = window[len(judged.rstrip(_NON_ASCII) or judged) :]
+        window_encoding, is_settled = byte_encoding(before + judged, is_end)
+        encoding = encoding or window_encoding
+        if is_settled:
+            on_encoding(encoding)
+            yield from _recoded(_resumed(window, damage, blocks), window_encoding)
+            return
+        window = window.removesuffix(rest)
+        before = (before + window)[-2:]
+        yield window.decode(window_encoding, errors="replace").encode() if window_encoding else window
+        if damage:
+            raise damage
+    on_encoding(encoding or "utf-8")
+
+
+def _recoded(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
+    """Yields in UTF-8, without a byte order mark, what is all in one encoding."""
     if encoding == "utf-8":
-        first = next(blocks, b"")
-        yield first.removeprefix(BYTE_ORDER_MARK)
+        yield next(blocks, b"").removeprefix(BYTE_ORDER_MARK)
         yield from blocks
         return
     decoder = codecs.getincrementaldecoder(encoding)(errors="replace")
@@ -71,14 +177,7 @@ def as_utf8(blocks: Iterable[bytes], encoding: str, on_encoding: Callable[[str],
         yield replace_surrogates(text).encode()
 
 
-def marked_encoding(head: bytes) -> str:
-    """Returns the encoding that a byte order mark tells, or an empty string."""
-    return next((encoding for mark, encoding in _MARKS.items() if head.startswith(mark)), "")
-
-
-def guess_encoding(data: bytes, is_html: bool = False) -> str:
-    """Returns what an HTML page says that its encoding is, or what uchardet takes it for; named as browsers read it."""
-    name = detect_encoding(data, max_len=_EVIDENCE_BYTES, html5_compatible=False, from_html_meta=is_html) or _FALLBACK
+def _browser_name(name: str) -> str:
     try:
         return codecs.lookup(map_encoding_to_html5(name, fallback_utf8=False) or name).name
     except LookupError:
@@ -104,19 +203,6 @@ def _wide_encoding(head: bytes) -> str:
     return ""
 
 
-def _byte_encoding(head: bytes) -> str:
-    if _decodes(head, "utf-8"):
-        return "utf-8"
-    text = head.decode("utf-8", errors="replace")
-    faults = text.count("\ufffd")
-    others = len(text) - len(text.encode("ascii", errors="ignore")) - faults
-    # Pairs of bytes in an East Asian encoding are UTF-8 by chance, but not two thirds of them.
-    if faults < _MIN_FAULTS or others > 2 * faults:
-        return "utf-8"
-    evidence = b"\n".join(line for line in head.split(b"\n") if not line.isascii())[:_EVIDENCE_BYTES]
-    return guess_encoding(evidence)
-
-
 def _decodes(head: bytes, encoding: str) -> bool:
     """Returns whether all of it is valid but for a character that is cut at the end."""
     try:
@@ -126,26 +212,21 @@ def _decodes(head: bytes, encoding: str) -> bool:
     return True
 
 
-def _peeked(blocks: Iterable[bytes]) -> tuple[bytes, Iterator[bytes]]:
-    """Returns the first MiB, or less if the file ends or is damaged before, and all blocks."""
-    blocks = iter(blocks)
-    held: list[bytes] = []
-    size = 0
-    damage = None
+def _read_head(blocks: Iterator[bytes], first: bytes = b"") -> tuple[bytes, DamagedFile | None]:
+    """Returns the next MiB of a file, or less where it ends or is damaged before, and the damage."""
+    held = [first]
+    size = len(first)
     try:
-        for block in blocks:
+        while size < _HEAD_BYTES and (block := next(blocks, None)) is not None:
             held.append(block)
             size += len(block)
-            if size >= _HEAD_BYTES:
-                break
-    except DamagedFile as error:
-        damage = error
-    head = b"".join(held)
+    except DamagedFile as damage:
+        return b"".join(held), damage
+    return b"".join(held), None
 
-    def again() -> Iterator[bytes]:
-        yield head
-        if damage:
-            raise damage
-        yield from blocks
 
-    return head, again()
+def _resumed(head: bytes, damage: DamagedFile | None, blocks: Iterator[bytes]) -> Iterator[bytes]:
+    yield head
+    if damage:
+        raise damage
+    yield from blocks

@@ -1,22 +1,30 @@
 """Reads raw documents out of source files of any common format, streamed in bounded memory."""
 
-import csv
-import json
-import sys
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import BinaryIO
 
 from model.data.config import SourceConfig
 from model.data.readers.blocks import joined_blocks, read_blocks
 from model.data.readers.charsets import as_utf8
 from model.data.readers.decompression import COMPRESSIONS, decompressed
-from model.data.readers.records import DamagedFile, Dropped, decoded, dropped, joined_fields, replace_surrogates
+from model.data.readers.objects import Record, csv_objects, json_objects, leaf_names
+from model.data.readers.records import DamagedFile, Dropped, decoded, joined_fields, replace_surrogates
 from model.data.readers.splitting import CsvRows, JsonValues, Lines, split_records
-from model.data.readers.tables import arrow_texts, parquet_texts
+from model.data.readers.tables import arrow_columns, arrow_texts, parquet_columns, parquet_texts
 from model.data.readers.web import html_texts, warc_texts
 
-__all__ = ["DamagedFile", "Dropped", "SourceFile", "document_format", "read_documents", "replace_surrogates"]
+__all__ = [
+    "DamagedFile",
+    "Dropped",
+    "SourceFile",
+    "document_format",
+    "field_names",
+    "read_documents",
+    "replace_surrogates",
+]
 
 FORMATS = {
     ".jsonl": "jsonl",
@@ -36,10 +44,9 @@ FORMATS = {
 }
 # They compress inside and are read by column, so they are never wrapped in a stream.
 _COLUMNAR = {"parquet": parquet_texts, "arrow": arrow_texts}
+_COLUMNS = {"parquet": parquet_columns, "arrow": arrow_columns}
+_RECORDS_WITH_NAMES = 100
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
-
-# Rows are bounded before they are parsed; the default refuses fields above 128 KiB.
-csv.field_size_limit(sys.maxsize)
 
 
 @dataclass(frozen=True)
@@ -119,6 +126,30 @@ def read_documents(
             raise DamagedFile(f"{file.name}: {damage}") from damage
 
 
+def field_names(file: SourceFile, max_document_bytes: int) -> list[str] | None:
+    """Returns the names of the columns, or of the fields of the first hundred records; None where nothing has a name.
+
+    A name a.b is that of field b of the object or column a.
+
+    Raises:
+        DamagedFile: A table is damaged; of a damaged file of records, what lies before the damage is looked at.
+    """
+    file_format, compression = document_format(file.name)
+    if file_format in ("txt", "html", "warc"):
+        return None
+    with file.open() as stream:
+        if file_format in _COLUMNS:
+            return _COLUMNS[file_format](stream)
+        blocks = decompressed(file.open, stream, compression) if compression else read_blocks(stream)
+        records = _records(file_format, as_utf8(blocks, file.source.encoding, _ignore), file.source, max_document_bytes)
+        names: dict[str, None] = {}  # in order
+        with suppress(DamagedFile):
+            for record in islice(records, _RECORDS_WITH_NAMES):
+                if not isinstance(record, Dropped):
+                    names.update(dict.fromkeys(leaf_names(record[0])))
+        return list(names)
+
+
 def _stream_texts(
     file_format: str, blocks: Iterator[bytes], source: SourceConfig, max_bytes: int, on_encoding: Callable[[str], None]
 ) -> Iterator[str | Dropped]:
@@ -127,16 +158,24 @@ def _stream_texts(
     if file_format == "html":
         return html_texts(blocks, source.encoding, max_bytes, on_encoding)
     blocks = as_utf8(blocks, source.encoding, on_encoding)
+    if file_format != "txt":
+        return _field_texts(_records(file_format, blocks, source, max_bytes), source.text_fields)
+    if source.txt_document == "file":
+        return map(_text, (joined_blocks(blocks, max_bytes),))
+    return map(_text, _filled(split_records(blocks, Lines(), max_bytes)))
+
+
+def _records(
+    file_format: str, blocks: Iterable[bytes], source: SourceConfig, max_bytes: int
+) -> Iterator[Record | Dropped]:
+    """Yields the records of a format that has fields, out of blocks of UTF-8."""
     if file_format == "jsonl":
-        return _json_texts(_filled(split_records(blocks, Lines(), max_bytes)), source.text_fields)
+        return json_objects(_filled(split_records(blocks, Lines(), max_bytes)))
     if file_format == "json":
-        return _json_texts(split_records(blocks, JsonValues(), max_bytes), source.text_fields)
-    if file_format == "txt":
-        if source.txt_document == "file":
-            return map(_text, (joined_blocks(blocks, max_bytes),))
-        return map(_text, _filled(split_records(blocks, Lines(), max_bytes)))
+        return json_objects(split_records(blocks, JsonValues(), max_bytes))
     delimiter = _DELIMITERS[file_format]
-    return _csv_texts(_filled(split_records(blocks, CsvRows(delimiter), max_bytes)), delimiter, source.text_fields)
+    rows = _filled(split_records(blocks, CsvRows(delimiter), max_bytes))
+    return csv_objects(rows, delimiter, source.text_fields)
 
 
 def _filled(lines: Iterable[bytes | Dropped]) -> Iterator[bytes | Dropped]:
@@ -148,40 +187,11 @@ def _text(record: bytes | Dropped) -> str | Dropped:
     return record if isinstance(record, Dropped) else decoded(record)
 
 
-def _json_texts(records: Iterable[bytes | Dropped], fields: tuple[str, ...]) -> Iterator[str | Dropped]:
-    for raw in records:
-        if isinstance(raw, Dropped):
-            yield raw
+def _field_texts(records: Iterable[Record | Dropped], fields: tuple[str, ...]) -> Iterator[str | Dropped]:
+    for record in records:
+        if isinstance(record, Dropped):
+            yield record
             continue
-        try:
-            record = json.loads(decoded(raw))
-        except (ValueError, RecursionError):
-            yield dropped("invalid_json", raw)
-            continue
-        if not isinstance(record, dict):
-            yield dropped("not_an_object", raw)
-            continue
-        text = joined_fields(record, fields, raw)
+        text = joined_fields(*record, fields)
         # Only an escape makes a surrogate.
-        yield replace_surrogates(text) if isinstance(text, str) and b"\\u" in raw else text
-
-
-def _csv_texts(rows: Iterable[bytes | Dropped], delimiter: str, fields: tuple[str, ...]) -> Iterator[str | Dropped]:
-    header: list[str] | None = None
-    for raw in rows:
-        if isinstance(raw, Dropped):
-            yield raw
-            continue
-        try:
-            (row,) = csv.reader((decoded(raw),), delimiter=delimiter)
-        except csv.Error:
-            yield dropped("invalid_csv", raw)
-            continue
-        if header is None:
-            header = row
-            if twice := next((name for name in fields if header.count(name) > 1), None):
-                raise DamagedFile(f"{header.count(twice)} columns are named {twice!r}")
-        elif len(row) == len(header):
-            yield joined_fields(dict(zip(header, row, strict=True)), fields, raw)
-        else:
-            yield dropped("uneven_row", raw)
+        yield replace_surrogates(text) if isinstance(text, str) and b"\\u" in record[1] else text

@@ -48,13 +48,13 @@ def replace_surrogates(text: str) -> str:
     return _LONE_SURROGATE.sub("\ufffd", text)
 
 
-def joined_fields(record: Mapping[str, Any], fields: Sequence[str], raw: bytes) -> str | Dropped:
+def joined_fields(record: Mapping[str, Any], raw: bytes, fields: Sequence[str]) -> str | Dropped:
     """Returns the text of a record's fields, joined by an empty line, without those that are missing, null or empty.
 
     Args:
         record: The fields by name.
-        fields: The names that are wanted; a.b is field b of the object a, unless a field is named a.b itself.
         raw: The record as it was read, for the sample.
+        fields: The names that are wanted; a.b is field b of the object a, unless a field is named a.b itself.
     """
     values = [value for value in _values(record, fields) if value is not None]
     if not values:

@@ -32,11 +32,7 @@ def parquet_texts(stream: BinaryIO, fields: Sequence[str], max_bytes: int) -> It
     Raises:
         DamagedFile: After the rows before the damage.
     """
-    with (
-        _damage(),
-        _seekable(stream) as seekable,
-        pq.ParquetFile(seekable, buffer_size=BLOCK_BYTES, pre_buffer=False) as file,
-    ):
+    with _open_parquet(stream) as file:
         names = file.schema_arrow.names
         wanted = [name for name in fields if name in names or name.split(".")[0] in names]
         if not wanted:
@@ -47,6 +43,16 @@ def parquet_texts(stream: BinaryIO, fields: Sequence[str], max_bytes: int) -> It
             yield from _batch_texts(batch, fields, max_bytes)
 
 
+def parquet_columns(stream: BinaryIO) -> list[str]:
+    """Returns the names of the columns, a.b for field b of column a.
+
+    Raises:
+        DamagedFile: They cannot be read.
+    """
+    with _open_parquet(stream) as file:
+        return _leaf_names(file.schema_arrow)
+
+
 def arrow_texts(stream: BinaryIO, fields: Sequence[str], max_bytes: int) -> Iterator[str | Dropped]:
     """Yields the text of each row, as parquet_texts does, of an Arrow IPC file or stream; holds one of its batches.
 
@@ -55,13 +61,9 @@ def arrow_texts(stream: BinaryIO, fields: Sequence[str], max_bytes: int) -> Iter
     Raises:
         DamagedFile: After the batches before the damage.
     """
-    reader = BlockReader(read_blocks(stream))
-    head = reader.read(8)  # a file's magic is padded to this
-    if not head:
+    reader, is_file = _arrow_reader(stream)
+    if reader is None:
         return
-    is_file = head.startswith(_ARROW_MAGIC)
-    if not is_file:
-        reader = BlockReader(chain((head,), iter(partial(reader.read, BLOCK_BYTES), b"")))
     with _damage(), pa.ipc.open_stream(pa.PythonFile(reader, mode="r")) as batches:
         for batch in batches:
             for start in range(0, batch.num_rows, _MAX_ROWS):
@@ -71,6 +73,47 @@ def arrow_texts(stream: BinaryIO, fields: Sequence[str], max_bytes: int) -> Iter
         end = (end + block)[-len(_ARROW_MAGIC) :]
     if is_file and end != _ARROW_MAGIC:
         raise DamagedFile("it ends before its footer")
+
+
+def arrow_columns(stream: BinaryIO) -> list[str]:
+    """Returns the names of the columns, as parquet_columns does.
+
+    Raises:
+        DamagedFile: They cannot be read.
+    """
+    reader, _ = _arrow_reader(stream)
+    if reader is None:
+        return []
+    with _damage(), pa.ipc.open_stream(pa.PythonFile(reader, mode="r")) as batches:
+        return _leaf_names(batches.schema)
+
+
+@contextmanager
+def _open_parquet(stream: BinaryIO) -> Iterator[pq.ParquetFile]:
+    with (
+        _damage(),
+        _seekable(stream) as seekable,
+        pq.ParquetFile(seekable, buffer_size=BLOCK_BYTES, pre_buffer=False) as file,
+    ):
+        yield file
+
+
+def _arrow_reader(stream: BinaryIO) -> tuple[BlockReader | None, bool]:
+    """Returns what reads the stream of batches, if there is one, and whether it is in a file."""
+    reader = BlockReader(read_blocks(stream))
+    head = reader.read(8)  # a file's magic is padded to this
+    if not head or head.startswith(_ARROW_MAGIC):
+        return (reader if head else None), bool(head)
+    return BlockReader(chain((head,), iter(partial(reader.read, BLOCK_BYTES), b""))), False
+
+
+def _leaf_names(fields: Iterable[pa.Field], prefix: str = "") -> list[str]:
+    names: list[str] = []
+    for field in fields:
+        name = prefix + field.name
+        is_struct = pa.types.is_struct(field.type) and field.type.num_fields
+        names += _leaf_names(field.type, f"{name}.") if is_struct else [name]
+    return names
 
 
 @contextmanager

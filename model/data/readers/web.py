@@ -6,10 +6,10 @@ from typing import Literal
 
 from fastwarc.warc import ArchiveIterator, WarcRecord, WarcRecordType
 from resiliparse.extract.html2text import extract_plain_text
-from resiliparse.parse.encoding import bytes_to_str, map_encoding_to_html5
+from resiliparse.parse.encoding import bytes_to_str
 
 from model.data.readers.blocks import BlockReader, joined_blocks
-from model.data.readers.charsets import guess_encoding, marked_encoding
+from model.data.readers.charsets import html_encoding, marked_encoding
 from model.data.readers.records import DamagedFile, Dropped, decoded, dropped, replace_surrogates
 
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
@@ -120,28 +120,14 @@ def _is_html(content_type: str, page: bytes) -> bool:
 
 
 def _page_text(page: bytes, encoding: str, http_charset: str, on_encoding: Callable[[str], None]) -> str | Dropped:
-    """Returns the main text of a page.
-
-    Its encoding is the given one, or what a byte order mark tells; or UTF-8 if it is that and not ASCII; or what its
-    HTTP header or itself tells; or what it looks like.
-    """
-    encoding = encoding or marked_encoding(page) or _found_encoding(page, http_charset)
+    """Returns the main text of a page in the given encoding, or in the one that it tells or looks like."""
+    encoding = encoding or marked_encoding(page) or html_encoding(page, http_charset)
     on_encoding(encoding)
     html = replace_surrogates(bytes_to_str(page, encoding))
     if _depth(html) > _MAX_DEPTH:
         return dropped("too_deep", html)
     text = extract_plain_text(html, main_content=True, alt_texts=False)
     return text if text.strip() else dropped("no_main_text", html)
-
-
-def _found_encoding(page: bytes, http_charset: str) -> str:
-    if not page.isascii():
-        try:
-            page.decode()
-            return "utf-8"
-        except UnicodeDecodeError:
-            pass
-    return map_encoding_to_html5(http_charset, fallback_utf8=False) or guess_encoding(page, is_html=True)
 
 
 def _depth(html: str) -> int:
