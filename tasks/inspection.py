@@ -2,25 +2,37 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import isnan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+import yaml
+from pydantic import ValidationError
 
 from infra.storage import find, open_storage
-from model.data.document_shards import SPLITS
+from model.data.document_shards import SCHEMA, SPLITS
+from model.data.funnel import SourceCounts
 from model.data.tokenization.tokenizer import Tokenizer
 from model.data.tokens.encoding import count_ids
 from model.data.tokens.shards import TOKEN, TokenShard
-from tasks.manifest import inside, read_manifest
+from model.optim import Schedule
+from tasks.config import PipelineConfig
+from tasks.dataset import ALL, epochs_by_source
+from tasks.dropped_documents import DROPPED, DroppedDocument, see_dropped, shown
+from tasks.inspection_target import chosen_part, local_file, run_manifest
+from tasks.manifest import Manifest, inside, read_manifest
+from tasks.sources import source_weights
 
 FREQUENT_PIECES = 20
 _READ_ROWS = 256
-_NOT_SCORES = {"text", "source", "document_id", "origin", "language"}
+_SCORES = [field.name for field in SCHEMA if field.type == pa.float32()]
+_SHOWN_COLUMNS = 8
+_NEEDED = [SCHEMA.field(name) for name in ("text", "source", "origin", "language")]
 
 
 @dataclass(frozen=True)
@@ -45,12 +57,60 @@ class SeenDocument:
 
 @dataclass(frozen=True)
 class SeenDocuments:
-    """Documents of a run or file: what there is, in which languages, and some of them from `file`."""
+    """Documents of a run or file.
+
+    Attributes:
+        lines: What there is.
+        languages: Documents of each.
+        file: What the examples are from.
+        examples: Some documents.
+        sources: What became of each source's records, by name; of a run alone.
+        samples: Where samples of what was dropped are; empty where nothing was.
+        dropped: In place of examples, some of what was dropped, if that was asked for.
+    """
 
     lines: list[Line]
     languages: dict[str, int]
     file: str
     examples: list[SeenDocument]
+    sources: dict[str, SourceCounts] = field(default_factory=dict)
+    samples: str = ""
+    dropped: list[DroppedDocument] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class MixedSource:
+    """How training will read one source.
+
+    Attributes:
+        weight: As it is configured; None where there are no weights.
+        tokens: What the training split has of it.
+        share: Its share of the tokens that training reads.
+        epochs: How many times it is read.
+    """
+
+    name: str
+    weight: float | None
+    tokens: int
+    share: float
+    epochs: float
+
+
+@dataclass(frozen=True)
+class SeenMixture:
+    """What a run's configuration makes of its sources in training.
+
+    Attributes:
+        steps, tokens: Of the whole training.
+        max_epochs: More than this is refused.
+        fault: Why there are no sources here, where there are none.
+    """
+
+    steps: int
+    tokens: int
+    max_epochs: float
+    sources: list[MixedSource]
+    fault: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +127,7 @@ class SeenTokens:
         pieces: Each piece as text; a byte is <0xE2>.
         text_bytes: UTF-8 bytes of the document's text.
         round_trip: What is wrong with the text that the tokens give; empty where they are exact.
+        mixture: How training will read the run; None for a single file.
     """
 
     lines: list[Line]
@@ -79,29 +140,39 @@ class SeenTokens:
     pieces: list[str]
     text_bytes: int
     round_trip: str
+    mixture: SeenMixture | None
 
 
-def see_documents(target: str, split: str, source: str, number: int) -> SeenDocuments:
+def see_documents(target: str, split: str, source: str, number: int, dropped: str) -> SeenDocuments:
     """Looks at `number` documents, evenly spaced over the first file of a run's split and source, or over one file.
 
+    Args:
+        dropped: Look at `number` of what was dropped for this reason instead (see `see_dropped`); empty for documents.
+
     Raises:
-        ValueError: the target is neither, or has no such split or source.
+        ValueError: the target is neither, or has no such split, source or reason.
         OSError: it cannot be read.
     """
     if target.endswith(".parquet"):
-        path = _local(target)
+        if dropped:
+            raise ValueError(f"dropped ({dropped}) needs a run directory, not a file: {target}")
+        path = local_file(target)
         lines, languages = _count_documents(path)
         return SeenDocuments(lines, languages, target, _examples(path, number))
-    manifest = read_manifest(target, "documents")
+    manifest = run_manifest(target, "documents")
     parts = manifest.counts["parts"]
-    name = _chosen(target, "documents", parts, split, source)
+    sources = {name: SourceCounts(**counts) for name, counts in manifest.counts["sources"].items()}
     languages = Counter[str]()
     for part in parts.values():
         languages.update(part["languages"])
+    lines, languages = _lines(parts), dict(languages.most_common())
+    samples = f"{target}/documents/{DROPPED}" if any(counts.dropped for counts in sources.values()) else ""
+    if dropped:
+        shown_dropped = see_dropped(manifest, sources, dropped, source, number)
+        return SeenDocuments(lines, languages, "", [], sources, samples, shown_dropped)
+    name = chosen_part(manifest, split, source)
     path = open_storage(target).local(inside(manifest.directory, name))
-    return SeenDocuments(
-        _lines(parts), dict(languages.most_common()), f"{target}/documents/{name}", _examples(path, number)
-    )
+    return SeenDocuments(lines, languages, f"{target}/documents/{name}", _examples(path, number), sources, samples)
 
 
 def see_tokens(target: str, split: str, source: str, document: int, tokenizer: str) -> SeenTokens:
@@ -115,21 +186,33 @@ def see_tokens(target: str, split: str, source: str, document: int, tokenizer: s
         OSError: it cannot be read.
     """
     if target.endswith(".tokens"):
-        shard, model = _shard(target), Tokenizer(_local(tokenizer or _tokenizer_beside(target)))
+        shard, model = _shard(target), Tokenizer(local_file(tokenizer or _tokenizer_beside(target)))
         lines = [Line("", "", len(shard), None, len(shard.tokens))]
-        return _seen_tokens(lines, target, shard, model, document, None)
-    manifest = read_manifest(target, "tokens")
-    name = _chosen(target, "tokens", manifest.counts["parts"], split, source)
+        return _seen_tokens(lines, target, shard, model, document, None, None)
+    manifest = run_manifest(target, "tokens")
+    name = chosen_part(manifest, split, source)
     shard = _shard(f"{target}/tokens/{name}.tokens")
     model = Tokenizer(read_manifest(target, "tokenizer").local_files(".model")[0])
     documents = open_storage(target).local(f"documents/{name}.parquet")
     return _seen_tokens(
-        _lines(manifest.counts["parts"]), f"{target}/tokens/{name}.tokens", shard, model, document, documents
+        _lines(manifest.counts["parts"]),
+        f"{target}/tokens/{name}.tokens",
+        shard,
+        model,
+        document,
+        documents,
+        _mixture(manifest),
     )
 
 
 def _seen_tokens(
-    lines: list[Line], file: str, shard: TokenShard, model: Tokenizer, document: int, documents: Path | None
+    lines: list[Line],
+    file: str,
+    shard: TokenShard,
+    model: Tokenizer,
+    document: int,
+    documents: Path | None,
+    mixture: SeenMixture | None,
 ) -> SeenTokens:
     if not 0 <= document < len(shard):
         raise ValueError(f"document ({document}) must be below the number of documents ({len(shard)}) in {file}")
@@ -151,7 +234,44 @@ def _seen_tokens(
         pieces=[_piece(model, token) for token in ids.tolist()],
         text_bytes=len(text.encode()),
         round_trip=wrong,
+        mixture=mixture,
     )
+
+
+def _mixture(tokens: Manifest) -> SeenMixture | None:
+    """What the run's configuration, as it was used last, makes of its tokens."""
+    try:
+        config = PipelineConfig.model_validate(yaml.safe_load(open_storage(tokens.run_uri).read("config.yaml")))
+    except FileNotFoundError:
+        return None
+    except (ValidationError, yaml.YAMLError):
+        return SeenMixture(0, 0, 0, [], "config.yaml is damaged, or of another version")
+    steps, seq_len = config.training.steps, config.model.seq_len
+    mixture = SeenMixture(steps, Schedule(config.training, seq_len).total_tokens, config.tokens.max_epochs, [])
+    tokens_of = Counter[str]()
+    for name, part in tokens.counts["parts"].items():
+        if name.startswith("train/"):
+            tokens_of[part["source"]] += part["tokens"]
+    weights = source_weights(config.data)
+    if weights and not tokens_of.keys() <= weights.keys():
+        return replace(mixture, fault="config.yaml names other sources than the tokens were made of")
+    try:
+        epochs = epochs_by_source(config, tokens.counts)
+    except ValueError as error:
+        return replace(mixture, fault=str(error))
+    # Without weights all text is one source, of which each has the share that it has of the tokens.
+    shares = weights or tokens_of
+    for name in weights or sorted(tokens_of):
+        mixture.sources.append(
+            MixedSource(
+                name=name,
+                weight=weights[name] if weights else None,
+                tokens=tokens_of[name],
+                share=shares[name] / sum(shares.values()),
+                epochs=epochs[name if weights else ALL],
+            )
+        )
+    return mixture
 
 
 def _piece(model: Tokenizer, token: int) -> str:
@@ -173,29 +293,9 @@ def _lines(parts: Mapping[str, Mapping[str, Any]]) -> list[Line]:
     return sorted(lines, key=lambda line: SPLITS.index(line.split))
 
 
-def _chosen(target: str, directory: str, parts: Mapping[str, Mapping[str, Any]], split: str, source: str) -> str:
-    """The first file of a split and source that holds a document."""
-    of_split = {name: part for name, part in parts.items() if name.startswith(f"{split}/") and part["documents"]}
-    if not of_split:
-        splits = ", ".join(dict.fromkeys(name.partition("/")[0] for name in parts))
-        raise ValueError(f"split ({split}) has no {directory} in {target}; there are {splits}")
-    of_source = [name for name, part in of_split.items() if source in ("", part["source"])]
-    if not of_source:
-        sources = ", ".join(dict.fromkeys(part["source"] for part in of_split.values()))
-        raise ValueError(f"source ({source}) has no {directory} in the {split} split of {target}; there are {sources}")
-    return of_source[0]
-
-
-def _local(uri: str) -> Path:
-    storage, entries = find(uri)
-    if len(entries) != 1:
-        raise ValueError(f"{uri} is no file")
-    return storage.local(entries[0].name)
-
-
 def _shard(uri: str) -> TokenShard:
-    path = _local(uri)
-    _local(uri.removesuffix(".tokens") + ".index")  # fetched to where the other is
+    path = local_file(uri)
+    local_file(uri.removesuffix(".tokens") + ".index")  # fetched to where the other is
     return TokenShard(path)
 
 
@@ -214,6 +314,8 @@ def _count_documents(path: Path) -> tuple[list[Line], dict[str, int]]:
     documents, sizes, languages = Counter[str](), Counter[str](), Counter[str]()
     with _parquet(path) as file:
         for batch in file.iter_batches(_READ_ROWS, columns=["text", "source", "language"]):
+            if any(column.null_count for column in batch.columns):
+                raise ValueError(f"{path} is no shard of documents that Jumbo wrote: it holds nulls")
             lengths = pc.binary_length(batch.column("text")).to_pylist()
             for source, size in zip(batch.column("source").to_pylist(), lengths, strict=True):
                 documents[source] += 1
@@ -231,10 +333,9 @@ def _examples(path: Path, number: int) -> list[SeenDocument]:
             for row in [place - first for place in wanted if first <= place < first + len(batch)]:
                 document = batch.slice(row, 1).to_pylist()[0]
                 about = {name: document[name] for name in ("source", "origin", "language")}
+                scores = {name: document.get(name) for name in _SCORES}
                 about |= {
-                    name: f"{score:,.0f}" if score >= 100 else f"{score:.3g}"
-                    for name, score in document.items()
-                    if name not in _NOT_SCORES and score is not None and not isnan(score)
+                    name: shown(score) for name, score in scores.items() if score is not None and not isnan(score)
                 }
                 seen.append(SeenDocument(first + row, document["text"], about))
             first += len(batch)
@@ -255,8 +356,14 @@ def _parquet(path: Path) -> pq.ParquetFile:
         file = pq.ParquetFile(path)
     except (ValueError, OSError) as error:
         raise ValueError(f"{path} is no Parquet file of documents: {' '.join(str(error).split())}") from None
-    columns = file.schema_arrow.names
-    if not {"text", "source", "origin", "language"} <= set(columns):
+    there = {column.name: column.type for column in file.schema_arrow}
+    wrong = [column for column in (*_NEEDED, *SCHEMA) if there.get(column.name, column.type) != column.type]
+    if wrong or any(column.name not in there for column in _NEEDED):
         file.close()
-        raise ValueError(f"{path} is no shard of documents that Jumbo wrote: its columns are {', '.join(columns)}")
+        columns = [f"{name} ({type_})" for name, type_ in list(there.items())[:_SHOWN_COLUMNS]]
+        more = f" and {len(there) - len(columns)} more" if len(there) > len(columns) else ""
+        raise ValueError(
+            f"{path} is no shard of documents that Jumbo wrote: its columns are {', '.join(columns)}{more}; "
+            "to make documents of it, name it in --data.sources"
+        )
     return file

@@ -223,7 +223,7 @@ def test_figures_share_no_ids_and_refer_to_what_is_there(html: str) -> None:
 
 
 def test_colours_follow_the_page(html: str) -> None:
-    drawing = plots.svg(plots.loss_curve, facts()["training"])
+    drawing = plots.svg("loss", plots.loss_curve, facts()["training"])
     assert "var(--plot-accent, #" in drawing
     assert not re.findall(r"(?<!, )#[0-9a-f]{6}\b", drawing)
     for role in plots.PALETTE:

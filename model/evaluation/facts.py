@@ -68,8 +68,16 @@ class Tokenizer(TypedDict, total=False):
     """Of the vocabulary."""
     multi_word_token_share: float
     """Of the tokens of real text."""
+    entity_pieces: int
+    """Multi-word pieces that look like names."""
+    entity_piece_share: float
+    undertrained_pieces: int | None
+    """Those that the text which the vocabulary was chosen on never uses; None if unknown."""
     examples: list[str]
     """Multi-word pieces; a word boundary is a space or SentencePiece's U+2581."""
+    entity_examples: list[str]
+    tokens_per_byte_by_source: dict[str, float]
+    tokens_per_word_by_language: dict[str, float]
 
 
 class Check(TypedDict):

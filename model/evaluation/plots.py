@@ -65,10 +65,14 @@ def _style() -> Iterator[None]:
         yield
 
 
-def svg(draw: Callable[..., Figure], *arguments: Any) -> str:
-    """The figure as an `<svg>` element for a page: no address, no script, text as text, colours by CSS variable."""
+def svg(name: str, draw: Callable[..., Figure], *arguments: Any) -> str:
+    """The figure as an `<svg>` element for a page: no address, no script, text as text, colours by CSS variable.
+
+    Args:
+        name: Tells its ids from those of the page's other figures.
+    """
     target = io.StringIO()
-    with _style(), matplotlib.rc_context({"svg.hashsalt": draw.__name__}):
+    with _style(), matplotlib.rc_context({"svg.hashsalt": name}):
         no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         draw(*arguments).savefig(target, format="svg", transparent=True, metadata=no_metadata)
     text = target.getvalue()

@@ -6,6 +6,7 @@ All three are made from the same `facts` (see `model.evaluation.facts`); what is
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -18,12 +19,14 @@ from model.data.filtering.filters import Histograms
 from model.data.readers.records import replace_surrogates
 from model.evaluation import plots
 from model.evaluation.facts import Check, DocumentsResult, Facts
-from model.evaluation.score_plots import score_histograms
+from model.evaluation.score_plots import RuleSet, draw_panel, rule_sets
 
 GOOD, BAD, NEUTRAL = "good", "bad", "neutral"
 
 # Between a number and its unit, so that no line ends there.
 NBSP = "\u00a0"
+
+HITS_SHOWN = 20  # examples of an evaluation file that were found in the text
 
 FAILED_OUTCOMES = ("failed", "crashed", "cancelled", "timedout")
 
@@ -58,10 +61,13 @@ def render(facts: Facts) -> str:
         facts=facts,
         verdict=verdict(facts),
         key_figures=key_figures(facts),
-        plots={name: Markup(plots.svg(*drawing)) for name, drawing in _drawings(facts)},
+        plots={name: Markup(plots.svg(name, *drawing)) for name, drawing in _drawings(facts)},
         splits=_splits(facts),
+        rule_sets=_rule_sets(facts),
+        draw_panel=lambda name, panel: Markup(plots.svg(name, draw_panel, panel)),
         scored={name: _scored(facts, name) for name in facts.get("evaluation", {}).get("documents", {})},
         configuration=_sections(facts.get("configuration", {})),
+        hits_shown=HITS_SHOWN,
         baseline_names=plots.BASELINE_NAMES,
         failed_outcomes=FAILED_OUTCOMES,
     )
@@ -82,10 +88,6 @@ def _drawings(facts: Facts) -> Iterator[tuple[str, tuple[Any, ...]]]:
         yield "choices", (plots.choice_bars, choices)
     if funnel := facts.get("funnel"):
         yield "funnel", (plots.funnel_bars, funnel)
-        filters = facts.get("configuration", {}).get("data", {}).get("filters")
-        if filters and "histograms" in funnel:
-            drawn = Histograms.from_dict(funnel["histograms"])
-            yield "scores", (score_histograms, drawn, FilterConfig.model_validate(filters))
     scaling = facts.get("scaling", {})
     if "tokens_per_second_one_rank" in scaling and scaling["ranks"] > 1:
         yield "scaling", (plots.throughput_bars, scaling)
@@ -163,6 +165,20 @@ def _splits(facts: Facts) -> dict[str, dict[str, object]]:
     documents = facts.get("funnel", {}).get("splits", {})
     tokens = facts.get("tokens", {})
     return {name: {**dict(documents.get(name, {})), **dict(tokens.get(name, {}))} for name in {**documents, **tokens}}
+
+
+def _rule_sets(facts: Facts) -> list[RuleSet]:
+    """The scores of the documents beside the filters' thresholds; empty where there are no scores."""
+    funnel, filters = facts.get("funnel", {}), facts.get("configuration", {}).get("data", {}).get("filters")
+    if not filters or not funnel.get("histograms"):
+        return []
+    broken_first = Counter[str]()
+    for source in funnel.get("sources", {}).values():
+        broken_first.update(source.get("would_drop", {}))
+        # Too long to be scored, and so in no histogram.
+        broken_first["max_chars"] += source.get("dropped", {}).get("max_chars", 0)
+    histograms = Histograms.from_dict(funnel["histograms"])
+    return rule_sets(histograms, FilterConfig.model_validate(filters), broken_first)
 
 
 def _sections(configuration: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
