@@ -8,6 +8,7 @@ from pydantic import Field, field_validator
 from infra.config import ClusterConfig
 from model.config import EvaluationConfig, ModelConfig, ScalingConfig, Section, TrainingConfig
 from model.data.config import DataConfig, TokenizerConfig, TokensConfig
+from tasks.pool import PIECE_TIMEOUT_MINUTES
 
 
 class EngineConfig(Section):
@@ -18,6 +19,9 @@ class EngineConfig(Section):
     )
     processes: int | None = Field(None, ge=1, le=1024, description="Processes; empty means one for every CPU.")
     memory_gib: float = Field(4.0, gt=0.1, description="Memory for what is brought together: duplicates, counts.")
+    piece_timeout_minutes: float = Field(
+        PIECE_TIMEOUT_MINUTES, gt=0, le=10_080, description="Longest that one piece of the work may take."
+    )
     ray_address: str = Field("", description="Address of a Ray cluster; empty starts one on this machine.")
 
 

@@ -50,7 +50,7 @@ def training_order(config: PipelineConfig, counts: Mapping[str, Any]) -> Mixture
         counts: what the tokens stage counted.
 
     Raises:
-        ValueError: a source has too few tokens for a sequence, or too small a weight.
+        ValueError: a source has too few tokens for a sequence.
     """
     weights = source_weights(config.data) or {}
     sources = []
@@ -66,15 +66,24 @@ def training_order(config: PipelineConfig, counts: Mapping[str, Any]) -> Mixture
     return Mixture(sources, config.seed)
 
 
+def epochs_by_source(config: PipelineConfig, counts: Mapping[str, Any]) -> dict[str, float]:
+    """How many times the run's steps read each source.
+
+    Raises:
+        ValueError: as `training_order`.
+    """
+    sequences = Schedule(config.training, config.model.seq_len).first_sample(config.training.steps)
+    names = _sources(config, counts, "train")
+    return dict(zip(names, training_order(config, counts).epochs(sequences), strict=True))
+
+
 def planned_epochs(config: PipelineConfig, counts: Mapping[str, Any]) -> dict[str, float]:
     """How many times the run will read each source.
 
     Raises:
         ValueError: as `training_order`, or it is more than tokens.max_epochs.
     """
-    sequences = Schedule(config.training, config.model.seq_len).first_sample(config.training.steps)
-    names = list(_sources(config, counts, "train"))
-    epochs = dict(zip(names, training_order(config, counts).epochs(sequences), strict=True))
+    epochs = epochs_by_source(config, counts)
     limit = config.tokens.max_epochs
     for name, times in epochs.items():
         if times > limit:

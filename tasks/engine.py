@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from prefect import Task, flow
 from prefect.cache_policies import NO_CACHE
@@ -14,7 +15,7 @@ from prefect.futures import PrefectFuture
 
 from model.data.pieces import Piece, finish_piece
 from tasks.config import EngineConfig
-from tasks.pool import ProcessPool, Progress
+from tasks.pool import ProcessPool, Progress, too_late
 
 RAY_QUEUE_PER_CPU = 4
 
@@ -36,6 +37,7 @@ class RayEngine:
         else:
             ray.init(num_cpus=processes(config), include_dashboard=False, log_to_driver=False)
         self._shutdown = ray.shutdown
+        self._timeout_minutes = config.piece_timeout_minutes
         self._limit = RAY_QUEUE_PER_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
         self._say = say
         self.reused = self.made = 0
@@ -48,18 +50,27 @@ class RayEngine:
         if not progress.missing:
             return
         make = Task(finish_piece, name=what, cache_policy=NO_CACHE, persist_result=False)
-        waiting: deque[PrefectFuture[None]] = deque()
+        waiting: deque[tuple[Piece, PrefectFuture[Any]]] = deque()
+
+        def await_first() -> None:
+            # Those before it are made, and they start in order: it has been at work since this wait began, or longer.
+            piece, future = waiting.popleft()
+            try:
+                failure = future.result(60 * self._timeout_minutes, raise_on_failure=False)
+            except TimeoutError:
+                raise too_late(what, [piece], self._timeout_minutes) from None
+            if isinstance(failure, Exception):
+                raise failure
+            progress.add(1)
 
         @flow(name=what, task_runner=RayTaskRunner())
         def pieces_on_ray() -> None:
             for piece in progress.missing:
                 if len(waiting) == self._limit:
-                    waiting.popleft().result()
-                    progress.add(1)
-                waiting.append(make.submit(piece))
+                    await_first()
+                waiting.append((piece, make.submit(piece)))
             while waiting:
-                waiting.popleft().result()
-                progress.add(1)
+                await_first()
 
         pieces_on_ray()
         self.made += len(progress.missing)
@@ -75,7 +86,9 @@ def open_engine(config: EngineConfig, say: Callable[[str], None]) -> Iterator["P
     Raises:
         ValueError: Ray is asked for and not installed.
     """
-    engine = _ray(config, say) if config.kind == "ray" else ProcessPool(processes(config), say)
+    engine = (
+        _ray(config, say) if config.kind == "ray" else ProcessPool(processes(config), say, config.piece_timeout_minutes)
+    )
     try:
         yield engine
     finally:

@@ -13,7 +13,9 @@ import zstandard
 from infra.cluster import open_provider
 from infra.storage import FileStorage, open_storage
 from model.data.readers.documents import DamagedFile, Dropped, SourceFile, document_format, read_documents
+from model.data.readers.fields import check_fields
 from model.flops import parameter_count
+from tasks.bad_words import load_bad_words
 from tasks.choices import load_choices
 from tasks.config import PipelineConfig
 from tasks.given_tokenizer import given_tokenizer
@@ -42,9 +44,11 @@ def check_run(config: PipelineConfig, needs_cluster: bool = True) -> None:
         open_provider(config.cluster)
         load_choices(config.evaluation)
         _check_checkpoints(config)
+    load_bad_words(config.data.filters)
     sources = find_sources(config.data, config.run_uri)
     for index, source in enumerate(sources):
         _check_readable(f"data.sources.{index}.uri", source)
+        _check_fields(f"data.sources.{index}.text_fields", source)
     _check_run_directory(config, sources)
     if not given_tokenizer(config.tokenizer):
         _check_vocabulary(config, sources)
@@ -126,6 +130,13 @@ def _check_readable(field: str, source: FoundSource) -> None:
                 file.open().close()
         except (OSError, DamagedFile, ValueError) as error:
             raise ValueError(f"{field}: {file.name} cannot be read: {error}") from error
+
+
+def _check_fields(field: str, source: FoundSource) -> None:
+    try:
+        check_fields(_spread(source.files), SAMPLED_DOCUMENT_BYTES)
+    except (OSError, DamagedFile, ValueError) as error:
+        raise ValueError(f"{field}: {error}") from error
 
 
 def _spread(files: tuple[SourceFile, ...]) -> list[SourceFile]:

@@ -1,8 +1,12 @@
 """What the processes of a pool share: imported, loaded and used once by the process that they are forked from."""
 
 import gc
+import os
 import sys
 from importlib.abc import MetaPathFinder
+
+# Read when pyarrow is imported. The C library's allocator gives back what is not used, pyarrow's own keeps it.
+os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
 
 import pyarrow as pa
 
@@ -33,7 +37,6 @@ def _look_at_a_document() -> None:
 
 
 pa.set_cpu_count(1)
-pa.set_memory_pool(pa.system_memory_pool())  # gives back what it does not use
 _finder = _NoPandas()
 sys.meta_path.insert(0, _finder)
 _look_at_a_document()

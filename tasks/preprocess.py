@@ -12,6 +12,7 @@ from model.data.funnel import Funnel
 from model.data.pieces import remove_partial
 from model.data.preparation import prepare_documents
 from model.evaluation.multiple_choice import Row
+from tasks.bad_words import load_bad_words
 from tasks.choices import load_choices
 from tasks.config import PipelineConfig
 from tasks.engine import open_engine, processes
@@ -26,14 +27,16 @@ def preprocess(config: PipelineConfig) -> Manifest:
     """Documents as zstd Parquet shards under documents/{train,validation,test}, with the funnel in the manifest."""
     sources = find_sources(config.data, config.run_uri)
     examples = list(_examples(load_choices(config.evaluation)))
-    stage = preprocess_stage(config, source_versions(sources), digest([vars(example) for example in examples]))
+    bad_words = load_bad_words(config.data.filters)
+    read = {"evaluation": digest([vars(example) for example in examples]), "bad words": digest(bad_words)}
+    stage = preprocess_stage(config, source_versions(sources), read)
     if done := stage.finished():
         return stage.cached(done)
     files = [file for source in sources for file in source.files]
     with stage.workspace() as work, stage.scratch() as out, open_engine(config.engine, stage.progress) as engine:
         remove_partial(work)
         memory_bytes = int(config.engine.memory_gib * 2**30 / processes(config.engine))
-        funnel = prepare_documents(files, config.data, examples, work, out, engine, memory_bytes)
+        funnel = prepare_documents(files, config.data, examples, work, out, engine, memory_bytes, bad_words)
         records = stage.publish(out)
         stage.say_reuse(engine.reused, engine.made)
         manifest = stage.complete(records, funnel.to_dict(), _summary(funnel))

@@ -5,7 +5,6 @@ import functools
 import logging
 import re
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -57,6 +56,11 @@ class Stage:
         self.run_uri, self.name, self.directory = run_uri, name, directory
         self.inputs = dict(inputs)
         self.key = stage_key(name, settings, inputs)
+        if isinstance(self.storage, FileStorage):
+            work, scratch = self.storage.root / ".work", self.storage.root / ".scratch"
+        else:
+            work, scratch = (default_state_dir() / kind / digest(self.storage.uri) for kind in ("work", "scratch"))
+        self._workspace, self._scratch = work / f"{name}-{self.key}", scratch / name
         self._started = time.monotonic()
         self._said = ""
         self._logged = self._started
@@ -94,37 +98,27 @@ class Stage:
     @contextmanager
     def scratch(self) -> Iterator[Path]:
         """An empty local directory to work in, on the run's own disk where it has one; removed at the end."""
-        if isinstance(self.storage, FileStorage):
-            path = self.storage.root / ".scratch" / self.name
-            shutil.rmtree(path, ignore_errors=True)  # left by a killed run
-            path.mkdir(parents=True)
-        else:
-            path = Path(tempfile.mkdtemp(prefix="jumbo-")) / self.name
-            path.mkdir()
+        _remove(self._scratch)  # left by a killed run
+        self._scratch.mkdir(parents=True)
         try:
-            yield path
+            yield self._scratch
         finally:
-            shutil.rmtree(path, ignore_errors=True)
-            with suppress(OSError):  # other stages' scratch space is there
-                path.parent.rmdir()
+            _remove(self._scratch)
 
     @contextmanager
     def workspace(self) -> Iterator[Path]:
         """A local directory for this very work, on the run's own disk where it has one. It is removed when the block
         ends well; what a killed or failed run finished in it is there for the next."""
-        if isinstance(self.storage, FileStorage):
-            parent = self.storage.root / ".work"
-        else:
-            parent = default_state_dir() / "work" / digest(self.storage.uri)
-        path = parent / f"{self.name}-{self.key}"
-        for other in parent.glob(f"{self.name}-*"):
-            if other != path:
-                shutil.rmtree(other)  # what another configuration or other input left
-        path.mkdir(parents=True, exist_ok=True)
-        yield path
-        shutil.rmtree(path)
-        with suppress(OSError):  # other stages' work is there
-            parent.rmdir()
+        for other in self._workspaces():
+            if other != self._workspace:
+                _remove(other)  # what another configuration or other input left
+        self._workspace.mkdir(parents=True, exist_ok=True)
+        yield self._workspace
+        _remove(self._workspace)
+
+    def _workspaces(self) -> list[Path]:
+        """What there is of this stage, whatever configuration and input it is of."""
+        return list(self._workspace.parent.glob(f"{self.name}-*"))
 
     def publish(self, scratch: Path, kept: Manifest | None = None) -> list[FileRecord]:
         """Store what is in `scratch` in the stage's directory; its old content goes first, the manifest before all.
@@ -181,7 +175,9 @@ class Stage:
 
     def cached(self, manifest: Manifest, result: Any = None) -> Any:
         """What a task returns when its stage was done before: the UI shows the state Cached, the caller gets `result`,
-        or the manifest."""
+        or the manifest. What killed runs left is removed: nothing goes on from there."""
+        for left in (self._scratch, *self._workspaces()):
+            _remove(left)
         say_outcome(self.name, "cached", time.monotonic() - self._started, manifest.summary)
         return Completed(name="Cached", message=f"finished {manifest.finished}", data=result or manifest)
 
@@ -201,6 +197,14 @@ class Stage:
         if now - self._logged >= LOG_EVERY_SECONDS:
             self._logged = now
             get_run_logger().info("%s", message)
+
+
+def _remove(path: Path) -> None:
+    """Removes a folder that may be there, and the one it is in where that is empty then."""
+    if path.exists():
+        shutil.rmtree(path)
+    with suppress(OSError):  # the work of other stages is there, or none was
+        path.parent.rmdir()
 
 
 def say_outcome(stage: str, outcome: str, seconds: float, summary: str) -> None:

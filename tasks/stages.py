@@ -16,13 +16,13 @@ def _settings(**sections: BaseModel | int) -> dict[str, Any]:
     return {k: v.model_dump(mode="json") if isinstance(v, BaseModel) else v for k, v in sections.items()}
 
 
-def preprocess_stage(config: PipelineConfig, versions: dict[str, str], examples: str) -> Stage:
-    """`versions`: the version of every source file by its URI; `examples`: the digest of the evaluation's texts."""
+def preprocess_stage(config: PipelineConfig, versions: dict[str, str], read: dict[str, str]) -> Stage:
+    """`versions`: the version of every source file by its URI; `read`: the digest of all else that is read."""
     settings = _settings(data=config.data)
     for source in settings["data"]["sources"]:
         del source["weight"]  # for the order of training
-    inputs = versions | {"evaluation": examples}
-    return Stage(config.run_uri, "preprocess", "documents", settings, inputs)
+    del settings["data"]["filters"]["c4"]["bad_words"]  # what the file lists counts, not where it is
+    return Stage(config.run_uri, "preprocess", "documents", settings, versions | read)
 
 
 def tokenizer_stage(config: PipelineConfig, documents: Manifest, given: Path | None) -> Stage:

@@ -47,13 +47,13 @@ def train_tokenizer(config: PipelineConfig, documents: Manifest) -> Manifest:
         stage.progress("checking the round trip")
         checked = chain(iter_documents(held_out), iter_documents(training))
         report = check_tokenizer(Tokenizer(model), checked, use, config.tokenizer)
-        files = stage.publish(out)
+        summary = (
+            f"{report.vocab_size:,} pieces, {report.multi_word_piece_share:.0%} of them multi-word; "
+            f"{report.tokens_per_byte:.3f} tokens a byte"
+        )
+        manifest = stage.complete(stage.publish(out), report.to_dict(), summary)
     pieces = ", ".join(f"`{example.strip()}`" for example in report.examples)
     create_markdown_artifact(
         f"Multi-word pieces: {pieces}", key=artifact_key("tokenizer", config.run_uri), description="Examples of pieces"
     )
-    summary = (
-        f"{report.vocab_size:,} pieces, {report.multi_word_piece_share:.0%} of them multi-word; "
-        f"{report.tokens_per_byte:.3f} tokens a byte"
-    )
-    return stage.complete(files, report.to_dict(), summary)
+    return manifest

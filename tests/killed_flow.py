@@ -20,7 +20,7 @@ def killing(name: str) -> None:
     original = getattr(storage.FileStorage, name)
 
     def call(self: storage.FileStorage, *arguments: Any) -> None:
-        if not str(arguments[-1]).endswith(".writable") and next(calls) == number:
+        if ".writable" not in arguments and next(calls) == number:
             os.kill(os.getpid(), signal.SIGKILL)
         original(self, *arguments)
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -23,6 +24,19 @@ def write_number_or_be_killed(mark: Path, number: int, out: Path) -> None:
 def refuse(out: Path) -> None:
     (out / "half").touch()
     raise ValueError("data: is not to be had")
+
+
+class Unsendable(Exception):
+    def __init__(self, *, why: str) -> None:
+        super().__init__(why)
+
+
+def refuse_unsendably(out: Path) -> None:
+    raise Unsendable(why="not to be had")
+
+
+def end_by_itself(out: Path) -> None:
+    sys.exit(0)
 
 
 def sleep(out: Path) -> None:

@@ -10,14 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.data.config import CleaningConfig, FilterConfig
+from model.data.config import MAX_BOUND, CleaningConfig, FilterConfig
 from model.data.filtering.cleaning import clean
 from model.data.filtering.filters import RULES, Histograms, failed_rules
 from model.data.filtering.language import identify_languages
 from model.data.filtering.scores import SCORES, Scores, score_documents
 from model.data.words import split_words
-from model.evaluation.plots import png
-from model.evaluation.score_plots import score_histograms
 
 ALL = FilterConfig.model_validate(
     {"min_chars": 1, "languages": ["en"], "c4": {"enabled": True}, "fineweb": {"enabled": True}}
@@ -99,6 +97,87 @@ def test_bounds_are_the_papers(name: str, kept: float, dropped: float, bound_is_
     assert verdict(harmless() | {score: np.array([kept], np.float32)}, filters) is None
     assert verdict(harmless() | {score: np.array([dropped], np.float32)}, filters) == name
     assert verdict(harmless() | {score: np.array([dropped], np.float32)}, rules()) is None
+
+
+# For each bound the value with which its rule asks for nothing, and, where it bounds a share, the one with which it
+# asks for all.
+OPEN: dict[str, dict[str, Any]] = {
+    "gopher": {
+        "min_words": 0,
+        "max_words": MAX_BOUND,
+        "min_mean_word_chars": 0,
+        "max_mean_word_chars": MAX_BOUND,
+        "max_symbols_per_word": MAX_BOUND,
+        "max_bullet_lines": 1,
+        "max_ellipsis_lines": 1,
+        "min_alphabetic_words": 0,
+        "min_stop_words": 0,
+        "max_duplicate_lines": 1,
+        "max_duplicate_line_chars": 1,
+        "max_duplicate_paragraphs": 1,
+        "max_duplicate_paragraph_chars": 1,
+        "max_top_ngram_chars": (1, 1, 1),
+        "max_duplicate_ngram_chars": (1, 1, 1, 1, 1, 1),
+    },
+    "c4": {"min_sentences": 0, "forbid_lorem_ipsum": False, "forbid_curly_brackets": False},
+    "fineweb": {
+        "min_punctuated_lines": 0,
+        "max_short_lines": 1,
+        "max_duplicate_line_chars": 1,
+        "max_newlines_per_word": MAX_BOUND,
+    },
+}
+
+
+SHARES = {
+    name
+    for name in SCORES
+    if name.endswith(("_lines", "_chars", "_paragraphs", "alphabetic_words")) and name != "mean_word_chars"
+}
+
+
+@pytest.mark.parametrize("group", OPEN)
+@pytest.mark.parametrize("value", [0, 1e-9, 0.5, 1 - 1e-7, 1, 8, MAX_BOUND, np.nan])
+def test_a_bound_that_allows_anything_drops_nothing(group: str, value: float) -> None:
+    filters = rules(**{group: {"enabled": True} | OPEN[group]})
+    scores = {name: np.full(1, min(value, 1) if name in SHARES else value, np.float32) for name in harmless()}
+    scores["chars"] = np.full(1, 1000, np.float32)
+    assert verdict(scores, filters) is None
+    assert failed_rules(scores, ["en"], np.full(1, value, np.float32), filters) == [None]
+
+
+SHARE_BOUNDS = [(group, field) for group, fields in OPEN.items() for field, value in fields.items() if value == 1] + [
+    ("gopher", "min_alphabetic_words"),
+    ("fineweb", "min_punctuated_lines"),
+]
+
+
+@pytest.mark.parametrize(("group", "field"), SHARE_BOUNDS)
+def test_a_bound_on_a_share_that_asks_for_all_keeps_what_has_all(group: str, field: str) -> None:
+    """None of what there should be little of, all of what there should be much of."""
+    rule = WHERE[f"{group}.{field}"]
+    strictest = 1.0 if rule.is_lower_bound else 0.0
+    filters = rules(**{group: {"enabled": True} | OPEN[group] | {field: strictest}})
+    assert verdict(harmless() | {rule.score: np.full(1, strictest, np.float32)}, filters) is None
+    assert verdict(harmless() | {rule.score: np.full(1, abs(strictest - 1e-6), np.float32)}, filters) == rule.name
+    assert verdict(harmless() | {rule.score: np.full(1, 1 - strictest, np.float32)}, filters) == rule.name
+
+
+def test_texts_of_any_kind_pass_rules_that_allow_anything() -> None:
+    filters = rules(**{group: {"enabled": True} | fields for group, fields in OPEN.items()})
+    assert verdicts([*JUNK[1:], *ARTICLES], filters) == [None] * (len(JUNK) - 1 + len(ARTICLES))
+
+
+@pytest.mark.parametrize("group", OPEN)
+def test_every_rule_has_an_open_bound(group: str) -> None:
+    fields = {(rule.field or rule.name).rpartition(".")[2] for rule in RULES if rule.name.startswith(f"{group}.")}
+    assert fields == set(OPEN[group])
+
+
+@pytest.mark.parametrize("field", ["min_words", "max_words", "max_symbols_per_word", "max_mean_word_chars"])
+def test_a_bound_beyond_any_document_is_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=rf"gopher\.{field}\n.* less than or equal to 1000000000"):
+        rules(gopher={field: 10**400 if field.endswith("_words") else 1e39})
 
 
 def test_every_bound_of_the_configuration_has_a_rule() -> None:
@@ -266,25 +345,15 @@ def test_the_share_beyond_a_bound() -> None:
     assert histograms.share_beyond(WHERE["c4.min_sentences"], 3) == 0  # no document has been added
 
 
-@pytest.mark.parametrize("texts", [[], JUNK])
-def test_scores_are_drawn(texts: list[str]) -> None:
+def test_nothing_is_beyond_a_bound_that_allows_anything() -> None:
     histograms = Histograms()
-    histograms.add(scored(texts))
-    assert png(score_histograms, histograms, FilterConfig()).startswith(b"\x89PNG\r\n\x1a\n")
-
-
-def test_each_score_is_drawn_with_its_bounds() -> None:
-    histograms = Histograms()
-    histograms.add(scored(ARTICLES))
-    figure = score_histograms(histograms, FilterConfig())
-    panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
-    assert {name.replace("_", " ") for name in SCORES} == set(panels) - {""}
-    captions = {name: " ".join(text.get_text() for text in axes.texts) for name, axes in panels.items()}
-    assert captions["words"] == "<\u00a050: 88.9\u00a0% · >\u00a0100k: 0\u00a0%"
-    assert captions["short lines"] == "≥\u00a00.67: 0\u00a0%"
-    assert captions["duplicate line chars"] == ">\u00a00.2: 0\u00a0% · ≥\u00a00.1: 0\u00a0%"
-    styles = [line.get_linestyle() for line in panels["duplicate line chars"].lines]
-    assert styles == ["-", ":"]  # FineWeb's rules are not enabled
+    histograms.add({score: np.array([0, 0.5, 1], np.float32) for score in ("short_lines", "punctuated_lines")})
+    histograms.add({"bullet_lines": np.array([0, 0, 1], np.float32)})
+    assert histograms.share_beyond(WHERE["fineweb.max_short_lines"], 1) == 0
+    assert histograms.share_beyond(WHERE["fineweb.max_short_lines"], 0.67) == 1 / 3
+    assert histograms.share_beyond(WHERE["fineweb.min_punctuated_lines"], 0) == 0
+    assert histograms.share_beyond(WHERE["gopher.max_bullet_lines"], 1) == 0
+    assert histograms.share_beyond(WHERE["gopher.max_bullet_lines"], 0) == 1 / 3
 
 
 def test_names_are_told_apart_from_their_descriptions() -> None:

@@ -1,12 +1,15 @@
 """The global order: pointwise, the same for any number of ranks, mixed by weight."""
 
 from collections import Counter
+from math import fsum
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from model.data.config import DataConfig
 from model.data.tokens.batches import PADDING, rank_batches
 from model.data.tokens.mixture import Mixture, Source, permute
 
@@ -143,9 +146,59 @@ def test_any_weights_are_met(weights: list[float], seed: int) -> None:
     assert np.abs(shares - np.array(weights) / sum(weights)).max() < 1e-4
 
 
-def test_a_weight_that_gives_no_turn_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"data\.sources: the weight of 'b' is less than 1/65536 of all weights"):
-        Mixture([Source("a", 10, 1e6), Source("b", 10, 1)], 0)
+def weighted(*weights: Any) -> DataConfig:
+    return DataConfig.model_validate({"sources": [{"uri": f"{n}.txt", "weight": w} for n, w in enumerate(weights)]})
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ((1e308, 1e308), r"sources\.0\.weight\n.*less than or equal to 1000000000000000"),
+        ((5e-324, 5e-324), r"sources\.0\.weight\n.*greater than or equal to 0\.000000001"),
+        ((1, 0), r"sources\.1\.weight\n.*greater than or equal to 0\.000000001"),
+        ((1, -1), r"sources\.1\.weight\n.*greater than or equal to 0\.000000001"),
+        ((1, float("inf")), r"sources\.1\.weight\n.*finite number"),
+        ((1, float("nan")), r"sources\.1\.weight\n.*finite number"),
+        ((1, 1e-9), r"the weight of '1\.txt' \(1e-09\) must be at least 1/65536 of the sum of all weights \(1\)"),
+        ((65536, 1), r"the weight of '1\.txt' \(1\) must be at least 1/65536 of the sum of all weights \(65537\)"),
+        ((1e15, 1e-9, 1e15), r"the weight of '1\.txt' \(1e-09\) must be at least 1/65536"),
+        ((1, None), r"weight is given for some, but not for '1\.txt'"),
+    ],
+)
+def test_weights_that_cannot_be_met_are_refused(weights: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        weighted(*weights)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(1e-9, 1e15), min_size=1, max_size=40))
+def test_weights_are_met_or_refused(weights: list[float]) -> None:
+    if min(weights) * 65536 < fsum(weights):
+        with pytest.raises(ValueError, match="must be at least 1/65536"):
+            weighted(*weights)
+        return
+    weighted(*weights)
+    sources = [Source(f"source {number}", 1 << 20, weight) for number, weight in enumerate(weights)]
+    shares = np.bincount(Mixture(sources, 0).sequence_ids(0, 65536) >> 20, minlength=len(weights)) / 65536
+    assert np.abs(shares - np.array(weights) / sum(weights)).max() <= 1 / 65536
+
+
+@pytest.mark.parametrize(
+    ("weights", "turns"),
+    [
+        ((65535, 1), (65535, 1)),  # the least share that has a place
+        ((1e15, 1e15), (32768, 32768)),
+        ((1e-9, 3e-9), (16384, 49152)),
+        ((7e12, 1e12), (57344, 8192)),  # weights may be the sources' tokens
+        ((1, 1, 1), (21846, 21845, 21845)),
+    ],
+)
+def test_every_block_holds_the_weights(weights: tuple[float, ...], turns: tuple[int, ...]) -> None:
+    weighted(*weights)
+    sources = [Source(f"source {number}", 1 << 20, weight) for number, weight in enumerate(weights)]
+    for start in (0, 65536):
+        ids = Mixture(sources, 3).sequence_ids(start, 65536)
+        assert tuple(np.bincount(ids >> 20, minlength=len(weights)).tolist()) == turns
 
 
 def test_sources_beyond_a_million_million_sequences() -> None:

@@ -29,6 +29,8 @@ from tasks.pool import ProcessPool
 SOURCE = SourceConfig(uri="made", name="made")
 OTHER = SourceConfig(uri="other", name="other")
 MEMORY_BYTES = 1 << 28
+SECRET = "Which of the following seven heads of state was the first to visit the far side of the moon alone?"
+EXAMPLES = [Example("questions", 1, (SECRET,))]
 
 
 def json_lines(texts: list[str]) -> bytes:
@@ -84,6 +86,12 @@ def edited(text: str, seed: int = 0, words: int = 1) -> str:
     for place in source.sample(range(len(parts)), words):
         parts[place] = f"changed{seed}"
     return " ".join(parts)
+
+
+def held(seed: int) -> str:
+    """A document of its own that holds the secret."""
+    before, after = make_documents(2, seed=1000 + seed)
+    return f"{before}\n{SECRET}\n{after}"
 
 
 def test_funnel_counts_what_became_of_every_record(corpus: Corpus) -> None:
@@ -197,10 +205,10 @@ def close(first: str, second: str) -> bool:
 def test_every_engine_gives_the_same_bytes(corpus: Corpus) -> None:
     texts = make_documents(300)
     for number in range(6):
-        corpus.add(json_lines([*texts[number::6], edited(texts[number])]), f"{number}.jsonl")
-    corpus.prepare("here", sources=[SOURCE], shard_bytes=1 << 16)
+        corpus.add(json_lines([*texts[number::6], edited(texts[number]), held(number)]), f"{number}.jsonl")
+    corpus.prepare("here", sources=[SOURCE], shard_bytes=1 << 16, examples=EXAMPLES)
     pool = ProcessPool(2, lambda _: None)
-    corpus.prepare("pool", pool, sources=[SOURCE], shard_bytes=1 << 16)
+    corpus.prepare("pool", pool, sources=[SOURCE], shard_bytes=1 << 16, examples=EXAMPLES)
     pool.close()
     assert pool.made > 20
     assert corpus.contents("here") == corpus.contents("pool")
@@ -210,10 +218,10 @@ def test_every_engine_gives_the_same_bytes(corpus: Corpus) -> None:
 def test_ray_gives_the_same_bytes(corpus: Corpus, prefect_server: str) -> None:
     texts = make_documents(120)
     for number in range(3):
-        corpus.add(json_lines([*texts[number::3], edited(texts[number])]), f"{number}.jsonl")
-    corpus.prepare("here", sources=[SOURCE], shard_bytes=1 << 16)
+        corpus.add(json_lines([*texts[number::3], edited(texts[number]), held(number)]), f"{number}.jsonl")
+    corpus.prepare("here", sources=[SOURCE], shard_bytes=1 << 16, examples=EXAMPLES)
     with open_engine(EngineConfig(kind="ray", processes=2), lambda _: None) as engine:
-        corpus.prepare("ray", engine, sources=[SOURCE], shard_bytes=1 << 16)
+        corpus.prepare("ray", engine, sources=[SOURCE], shard_bytes=1 << 16, examples=EXAMPLES)
         assert engine.made > 20
     assert corpus.contents("here") == corpus.contents("ray")
 
@@ -236,16 +244,16 @@ class Stopping(InProcess):
 def test_a_run_that_was_stopped_goes_on_where_it_was(corpus: Corpus) -> None:  # case D10
     texts = make_documents(200)
     for number in range(4):
-        corpus.add(json_lines([*texts[number::4], edited(texts[number])]), f"{number}.jsonl")
+        corpus.add(json_lines([*texts[number::4], edited(texts[number]), held(number)]), f"{number}.jsonl")
     whole = Stopping(10**6)
-    corpus.prepare("whole", whole, sources=[SOURCE], shard_bytes=1 << 16)
+    corpus.prepare("whole", whole, sources=[SOURCE], shard_bytes=1 << 16, examples=EXAMPLES)
     pieces = 10**6 - whole.left
     source, done = random.Random(0), 0
     while True:
         engine = Stopping(source.randint(1, 9))
         steps = engine.left
         try:
-            corpus.prepare("stopped", engine, sources=[SOURCE], shard_bytes=1 << 16)
+            corpus.prepare("stopped", engine, sources=[SOURCE], shard_bytes=1 << 16, examples=EXAMPLES)
             break
         except KeyboardInterrupt:
             done += steps
@@ -265,6 +273,28 @@ def test_shards_are_bounded_and_in_order(corpus: Corpus) -> None:
     assert all(sum(len(document.text) for document in iter_documents([s])) < (1 << 16) + longest for s in shards)
     train = corpus.texts("train")
     assert train == [text for text in texts if text in set(train)]
+
+
+@pytest.mark.parametrize("near", ["remove", "keep"])
+def test_a_new_source_changes_no_part_but_those_that_it_takes_documents_of(corpus: Corpus, near: str) -> None:
+    texts = make_documents(600)
+    for number in range(4):
+        corpus.add(json_lines([*texts[number::4], held(number)]), f"{number}.jsonl")
+    settings = {"shard_bytes": 1 << 16, "deduplication": {"near_duplicates": near}, "examples": EXAMPLES}
+    funnel = corpus.prepare("before", sources=[SOURCE], **settings)
+    before = corpus.contents("before")
+    taken = [name for name in before if name.startswith("train/")][2]
+    lost = next(iter_documents([corpus.folder / "before" / taken])).text
+    corpus.add(json_lines([f"{lost} {'longer ' * 3}" if near == "remove" else lost, *make_documents(60, seed=9)]))
+    corpus.files = [replace(corpus.files[-1], source=OTHER, source_name="other"), *corpus.files[:-1]]
+    corpus.prepare("after", sources=[OTHER, SOURCE], **settings)
+    after = corpus.contents("after")
+    assert {name for name, data in before.items() if after.get(name) != data} == {taken, "dropped.jsonl"}
+    assert {Path(name).name.partition("-")[0] for name in after.keys() - before.keys()} == {"other"}
+    for split in SPLITS:
+        sizes = [part["bytes"] for name, part in funnel.parts.items() if name.startswith(split)]
+        assert all(0 < size < (1 << 16) + 2 * max(map(len, texts)) for size in sizes)
+        assert all(size > 1 << 15 for size in sizes[:-1])
 
 
 def test_sources_of_any_name_have_files_of_their_own(corpus: Corpus) -> None:
@@ -291,14 +321,53 @@ def test_scores_first_and_thresholds_later(corpus: Corpus) -> None:
 
 def test_what_the_evaluation_holds_is_cut_out(corpus: Corpus) -> None:
     texts = make_documents(60)
-    secret = "Which of the following seven heads of state was the first to visit the far side of the moon alone?"
     before, after = texts[7][:600], texts[7][600:]
-    corpus.add(json_lines([*texts[:7], f"{before}\n{secret.upper().replace(' ', '  ')}\n{after}", *texts[8:]]))
-    funnel = corpus.prepare(sources=[SOURCE], examples=[Example("questions", 1, (secret,))])
+    corpus.add(json_lines([*texts[:7], f"{before}\n{SECRET.upper().replace(' ', '  ')}\n{after}", *texts[8:]]))
+    funnel = corpus.prepare(sources=[SOURCE], examples=EXAMPLES)
     assert not any("far side" in text.lower() for text in corpus.texts())
     assert sum(text[:300] == before[:300] for text in corpus.texts()) == 1, "the document was dropped whole"
     hits = funnel.contamination["questions"]
     assert (hits["examples"], hits["documents"], list(hits["found"])) == (1, 1, ["1"])
+
+
+def test_what_is_left_of_a_document_is_a_document_like_others(corpus: Corpus) -> None:
+    texts = make_documents(60)
+    before, after = texts[0], texts[1]
+    short = f"{make_documents(1, seed=5)[0][:500]} {SECRET}"
+    # All that is left of them is near a document that is there, or too short.
+    corpus.add(json_lines([*texts, f"{before} {SECRET} {after}", f"{before}{'.' * 200} {SECRET}", short, SECRET]))
+    filters = {"min_chars": 400}
+    funnel = corpus.prepare(sources=[SOURCE], examples=EXAMPLES, filters=filters, decontamination={"window_chars": 150})
+    counts = funnel.sources["made"]
+    assert funnel.contamination["questions"]["documents"] == 3
+    assert counts.dropped == {"min_chars": 1, "near_duplicate": 3, "contaminated": 1}
+    assert counts.read + counts.cut_off == counts.kept + sum(counts.dropped.values())
+    assert len(corpus.texts()) == 60 == counts.kept
+    assert {line["reason"] for line in corpus.dropped()} == set(counts.dropped)
+
+
+def test_what_many_documents_hold_is_left_in(corpus: Corpus) -> None:
+    phrase = " ".join(f"w{number}" for number in range(14))
+    texts = make_documents(60)
+    corpus.add(json_lines([f"{text[:900]} {phrase} {text[900:]}" for text in texts[:30]] + texts[30:]))
+    corpus.add(json_lines(texts[:9]), source=OTHER)
+    examples = [Example("questions", 1, (f"{phrase} and only here",))]
+    funnel = corpus.prepare("left", examples=examples)
+    assert sum(phrase in text for text in corpus.texts(name="left")) == 30
+    assert funnel.contamination["questions"]["common"]["1"]["documents"] == 30
+    assert funnel.contamination["questions"]["documents"] == 0
+    funnel = corpus.prepare("cut", examples=examples, decontamination={"max_documents": 30})
+    assert not any(phrase in text for text in corpus.texts(name="cut"))
+    assert funnel.contamination["questions"]["documents"] == 30
+
+
+def test_an_evaluation_of_which_nothing_is_found_is_reported(corpus: Corpus) -> None:
+    corpus.add(json_lines(make_documents(60)))
+    hits = corpus.prepare(sources=[SOURCE], examples=[*EXAMPLES, Example("other", 1, ("short",))]).contamination
+    assert {file: (found["examples"], found["too_short"], found["found"]) for file, found in hits.items()} == {
+        "questions": (1, 0, {}),
+        "other": (1, 1, {}),
+    }
 
 
 def test_an_evaluation_text_is_found_in_either_form_of_its_letters(corpus: Corpus) -> None:
@@ -359,6 +428,34 @@ def test_source_that_kept_nothing_is_named(corpus: Corpus, sources: tuple[Source
     message = r"'other' kept no document of 2 read \(dropped: min_chars 1, no_text_field 1\)"
     with pytest.raises(ValueError, match=message):
         corpus.prepare(sources=sources, filters={"min_chars": 200})
+
+
+def weighted(uri: str) -> SourceConfig:
+    return SourceConfig(uri=uri, name=uri, weight=1)
+
+
+def test_a_source_with_a_weight_and_nothing_to_train_on_is_named(corpus: Corpus) -> None:
+    texts, sources = make_documents(60), [weighted("made"), weighted("other")]
+    corpus.add(json_lines(texts), source=sources[0])
+    corpus.add(json_lines([*texts[:10], texts[10].rpartition(" ")[0]]), source=sources[1])
+    message = (
+        r"data.sources: 'other' has weight 1, but nothing to train on: of 11 documents read, none kept "
+        r"\(dropped: duplicate 10, near_duplicate 1; .*take it out of data.sources, or take the weights away"
+    )
+    with pytest.raises(ValueError, match=message):
+        corpus.prepare(sources=sources)
+
+
+def test_a_source_with_a_weight_whose_only_document_is_held_out_is_named(corpus: Corpus) -> None:
+    texts, sources = make_documents(90), [weighted("made"), weighted("other")]
+    corpus.add(json_lines(texts[:60]), source=sources[0])
+    corpus.prepare("probe", sources=sources)
+    (text, *_) = corpus.texts("validation", "probe")
+    corpus.files.clear()
+    corpus.add(json_lines([other for other in texts if other != text]), source=sources[0])
+    corpus.add(json_lines([text]), source=sources[1])
+    with pytest.raises(ValueError, match=r"'other' has weight 1, .*: of 1 documents read, 1 kept and held out"):
+        corpus.prepare(sources=sources)
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from model.data.tokens.shards import ShardWriter, StreamedTokens, TokenShard, merge_shards
+from model.data.tokens.shards import ShardWriter, StreamedTokens, TokenShard
 
 
 def write(path: Path, *documents: list[int]) -> TokenShard:
@@ -110,37 +110,6 @@ def test_failed_write_leaves_nothing(tmp_path: Path, bad: int) -> None:
 def test_any_documents_come_back(tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]]) -> None:
     shard = write(tmp_path_factory.mktemp("shard") / "part-00000.tokens", *documents)
     assert [shard.document(i).tolist() for i in range(len(documents))] == documents
-
-
-def test_merged_shards_hold_all_documents(tmp_path: Path) -> None:  # case B3
-    write(tmp_path / "a.tokens", [1, 2], [3])
-    write(tmp_path / "b.tokens", [4], [], [5, 6, 7])
-    write(tmp_path / "c.tokens")
-    write(tmp_path / "d.tokens", [255_999])
-    merge_shards([tmp_path / f"{name}.tokens" for name in "abcd"], tmp_path / "all.tokens")
-    merged = TokenShard(tmp_path / "all.tokens")
-    documents = [[1, 2], [3], [4], [], [5, 6, 7], [255_999]]
-    assert [merged.document(i).tolist() for i in range(len(merged))] == documents
-    merge_shards([tmp_path / "a.tokens", tmp_path / "b.tokens", tmp_path / "c.tokens"], tmp_path / "five.tokens")
-    five = TokenShard(tmp_path / "five.tokens")
-    assert five.document_ends.tolist() == [2, 3, 4, 4, 7]
-    write(tmp_path / "same.tokens", *documents)
-    assert (tmp_path / "all.tokens").read_bytes() == (tmp_path / "same.tokens").read_bytes()
-    assert (tmp_path / "all.index").read_bytes() == (tmp_path / "same.index").read_bytes()
-
-
-def test_nothing_merged_is_an_empty_shard(tmp_path: Path) -> None:
-    merge_shards([], tmp_path / "none.tokens")
-    assert len(TokenShard(tmp_path / "none.tokens")) == 0
-
-
-def test_a_damaged_shard_is_not_merged(tmp_path: Path) -> None:
-    write(tmp_path / "a.tokens", [1, 2])
-    write(tmp_path / "b.tokens", [3])
-    (tmp_path / "b.tokens").write_bytes((tmp_path / "b.tokens").read_bytes()[:-1])
-    with pytest.raises(ValueError, match=r"b\.tokens: is 35 bytes long; its header says 36"):
-        merge_shards([tmp_path / "a.tokens", tmp_path / "b.tokens"], tmp_path / "out.tokens")
-    assert not list(tmp_path.glob("out*"))
 
 
 def streamed(path: Path, vocab_size: int = 256_000) -> tuple[StreamedTokens, list[tuple[int, int]]]:

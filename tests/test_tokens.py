@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
+from prefect.logging import disable_run_logger
 from sample_text import make_documents
 from token_runs import Corpus, corpus, make_config, prepare_tokens
 from trained_tokenizer import train_tokenizer
@@ -76,6 +78,27 @@ def test_a_shard_for_every_file_of_documents(tmp_path: Path, model_path: Path, p
     assert not list((tmp_path / "run").glob(".*"))  # no work is left behind
 
 
+def test_shards_are_one_dataset_with_their_documents(tmp_path: Path, model_path: Path, prepare: Prepare) -> None:
+    """Case B3: of 2 documents, of 3 and of none, none of them written anew."""
+    documents = make_documents(5)
+    texts = corpus("web") | {
+        "train/web-00000": documents[:2],
+        "train/web-00001": documents[2:],
+        "train/web-00002": [],
+    }
+    config = make_config(tmp_path / "run", "web")
+    manifest = prepare(config, texts)
+    shards = [TokenShard(tmp_path / f"run/tokens/{name}.tokens") for name in texts if name.startswith("train/")]
+    assert [len(shard) for shard in shards] == [2, 3, 0]
+    tokenizer = Tokenizer(model_path)
+    expected = [[*tokenizer.encode(text), END_OF_TEXT] for text in documents]
+    assert [shard.document(n).tolist() for shard in shards for n in range(len(shard))] == expected
+    stream = [token for document in expected for token in document]
+    read = sequences(open_dataset(config, manifest, "train"))
+    assert read == [stream[start : start + 33] for start in range(0, len(stream) - 32, 32)]
+    assert manifest.counts["splits"]["train"]["documents"] == 5
+
+
 def test_what_stays_is_not_encoded_again(tmp_path: Path, prepare: Prepare) -> None:
     run = tmp_path / "run"
     prepare(make_config(run, "web", "books"), corpus("web", "books"))
@@ -141,6 +164,47 @@ def test_killed_while_it_stores_it_still_knows_what_was_there(
     fresh = prepare(make_config(tmp_path / "fresh", "web", "books"), texts)
     assert contents(run) == contents(tmp_path / "fresh")
     assert manifest.fingerprint == fresh.fingerprint
+
+
+@pytest.mark.parametrize("uri", ["run", "s3://anywhere/run"])
+def test_no_work_is_left_once_a_stage_is_done(tmp_path: Path, uri: str) -> None:
+    """Whatever was killed before: this very work, the same of another configuration, or what it was about to store."""
+    uri = uri if uri.startswith("s3:") else str(tmp_path / uri)
+    stages = [Stage(uri, "tokens", "tokens", {"encoding": number}, {}) for number in (1, 2)]
+    for stage in (*stages, Stage(uri, "tokenizer", "tokenizer", {}, {})):
+        with suppress(KeyboardInterrupt), stage.workspace() as work, stage.scratch() as scratch:
+            (work / "piece").mkdir()
+            (scratch / "shard").touch()
+            raise KeyboardInterrupt
+    assert not scratch.exists()
+    scratch.mkdir(parents=True)  # as after SIGKILL
+    assert [path.name.rpartition("-")[0] for path in work.parent.iterdir()].count("tokens") == 1
+    with stages[1].workspace() as again:
+        assert (again / "piece").exists()  # what was finished is not done again
+    manifest = Manifest.model_construct(summary="", finished="")
+    with disable_run_logger():
+        stages[0].cached(manifest)
+        assert work.exists()  # of another stage
+        Stage(uri, "tokenizer", "tokenizer", {"vocab_size": 300}, {}).cached(manifest)
+    assert not work.parent.exists()
+    assert not scratch.parent.exists()
+
+
+def test_work_of_another_configuration_goes_when_the_stage_turns_out_to_be_done(
+    tmp_path: Path, prepare: Prepare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    config, texts = make_config(run, "web"), corpus("web")
+    prepare(config, texts)
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.tokens._check", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            prepare(make_config(run, "web", "books"), corpus("web", "books"))
+    assert list((run / ".work").glob("tokens-*"))
+    stored = contents(run)
+    prepare(config, texts)
+    assert contents(run) == stored
+    assert not (run / ".work").exists()
 
 
 def test_too_many_epochs_are_said_and_refused_in_training(

@@ -1,13 +1,21 @@
 """From raw text to tokens: the configuration sections of documents, tokenizer and token shards."""
 
 import codecs
+from math import fsum
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from model.config import Fraction, Section
+from model.data.filtering.language_codes import checked_language
 
 Share = Annotated[float, Field(ge=0, le=1)]
+
+MAX_BOUND = 1_000_000_000
+"""More words or characters than a document has."""
+
+MIXTURE_PLACES = 1 << 16
+"""Places that the sources' weights share out among them; each source needs one."""
 
 CANDIDATE_PROBABILITY = 0.999
 """Least probability with which near duplicates at the threshold must be found by their MinHash bands."""
@@ -32,7 +40,8 @@ class SourceConfig(Section):
     encoding: str = Field("", description="Character encoding of text files; empty means that it is detected.")
     weight: float | None = Field(
         None,
-        gt=0,
+        ge=1e-9,
+        le=1e15,
         description="Share of the training tokens, relative to the other sources' weights; for all sources or none.",
     )
 
@@ -71,15 +80,17 @@ class GopherConfig(Section):
     """Source: Rae et al. 2021, arXiv:2112.11446, appendix A.1: quality and repetition filters."""
 
     enabled: bool = Field(True, description="Apply these rules.")
-    min_words: int = Field(50, ge=0, description="Fewest words.")
-    max_words: int = Field(100_000, ge=1, description="Most words.")
-    min_mean_word_chars: float = Field(3.0, ge=0, description="Least mean word length.")
-    max_mean_word_chars: float = Field(10.0, gt=0, description="Greatest mean word length.")
-    max_symbols_per_word: float = Field(0.1, ge=0, description="Most '#' or ellipses per word.")
+    min_words: int = Field(50, ge=0, le=MAX_BOUND, description="Fewest words.")
+    max_words: int = Field(100_000, ge=1, le=MAX_BOUND, description="Most words.")
+    min_mean_word_chars: float = Field(3.0, ge=0, le=MAX_BOUND, description="Least mean word length.")
+    max_mean_word_chars: float = Field(10.0, gt=0, le=MAX_BOUND, description="Greatest mean word length.")
+    max_symbols_per_word: float = Field(0.1, ge=0, le=MAX_BOUND, description="Most '#' or ellipses per word.")
     max_bullet_lines: Share = Field(0.9, description="Most lines that start with a bullet.")
     max_ellipsis_lines: Share = Field(0.3, description="Most lines that end with an ellipsis.")
     min_alphabetic_words: Share = Field(0.8, description="Least share of words with an alphabetic character.")
-    min_stop_words: int = Field(2, ge=0, description="Fewest of the, be, to, of, and, that, have, with; in English.")
+    min_stop_words: int = Field(
+        2, ge=0, le=8, description="Fewest of the, be, to, of, and, that, have, with; in English."
+    )
     max_duplicate_lines: Share = Field(0.3, description="Most lines that repeat an earlier line.")
     max_duplicate_line_chars: Share = Field(0.2, description="Most characters in such lines.")
     max_duplicate_paragraphs: Share = Field(0.3, description="Most paragraphs that repeat an earlier paragraph.")
@@ -104,32 +115,39 @@ class C4Config(Section):
     """Source: Raffel et al. 2020, JMLR 21(140), section 2.2; its list of bad words is not shipped."""
 
     enabled: bool = Field(False, description="Apply these rules.")
-    min_words_per_line: int = Field(5, ge=0, description="Shorter lines are removed, in words.")
+    min_words_per_line: int = Field(5, ge=0, le=MAX_BOUND, description="Shorter lines are removed, in words.")
     terminal_punctuation: bool = Field(True, description="Remove lines that end without . ! ? or a closing quote.")
     remove_notices: bool = Field(True, description="Remove lines about JavaScript, cookies and terms of use.")
-    min_sentences: int = Field(3, ge=0, description="Fewest sentences of a document.")
+    min_sentences: int = Field(3, ge=0, le=MAX_BOUND, description="Fewest sentences of a document.")
     forbid_lorem_ipsum: bool = Field(True, description="Drop documents with the words 'lorem ipsum'.")
     forbid_curly_brackets: bool = Field(True, description="Drop documents with a curly bracket.")
+    bad_words: str = Field(
+        "", description="A file with a word or phrase a line: drop documents that hold one; empty drops none."
+    )
 
 
 class FineWebConfig(Section):
     """Source: Penedo et al. 2024, arXiv:2406.17557, section 3.6; newlines per word: datatrove's filter."""
 
     enabled: bool = Field(False, description="Apply these rules.")
-    min_punctuated_lines: Share = Field(0.12, description="More lines than this share end with punctuation.")
-    max_short_lines: Share = Field(0.67, description="Fewer lines than this share have under 30 characters.")
-    max_duplicate_line_chars: Share = Field(
-        0.1, description="Less than this share of the characters is in lines that repeat an earlier line."
+    min_punctuated_lines: Share = Field(
+        0.12, description="More lines than this share end with punctuation; 0 asks for none."
     )
-    max_newlines_per_word: float = Field(0.3, ge=0, description="Most newlines per word.")
+    max_short_lines: Share = Field(
+        0.67, description="Fewer lines than this share have under 30 characters; 1 allows all."
+    )
+    max_duplicate_line_chars: Share = Field(
+        0.1, description="Less than this share of the characters is in lines that repeat an earlier line; 1 allows all."
+    )
+    max_newlines_per_word: float = Field(0.3, ge=0, le=MAX_BOUND, description="Most newlines per word.")
 
 
 class FilterConfig(Section):
     """Rules that a document must meet; what is dropped is counted by the rule that dropped it."""
 
-    min_chars: int = Field(200, ge=1, description="Shortest document, in characters after cleaning.")
-    max_chars: int = Field(5_000_000, ge=1, description="Longest document, in characters after cleaning.")
-    languages: tuple[Annotated[str, Field(pattern=r"^[a-z]{2,3}$")], ...] = Field(
+    min_chars: int = Field(200, ge=1, le=MAX_BOUND, description="Shortest document, in characters after cleaning.")
+    max_chars: int = Field(5_000_000, ge=1, le=MAX_BOUND, description="Longest document, in characters after cleaning.")
+    languages: tuple[Annotated[str, AfterValidator(checked_language)], ...] = Field(
         (), description="Languages to keep, as ISO 639 codes such as en; empty keeps all."
     )
     min_language_score: Share = Field(0.65, description="Least certainty of the language, where languages are given.")
@@ -137,7 +155,8 @@ class FilterConfig(Section):
     c4: C4Config = Field(C4Config(), title="C4", description="C4's rules, for web pages.")
     fineweb: FineWebConfig = Field(FineWebConfig(), title="FineWeb", description="FineWeb's rules, for web pages.")
     score_only: bool = Field(
-        False, description="Drop nothing by these rules: choose thresholds from the report's histograms first."
+        False,
+        description="Drop and change nothing by these rules: choose thresholds from the report's histograms first.",
     )
 
     @model_validator(mode="after")
@@ -175,7 +194,8 @@ class DeduplicationConfig(Section):
 class DecontaminationConfig(Section):
     """Cuts what the evaluation files hold out of the training text.
 
-    Source: Brown et al. 2020, arXiv:2005.14165, appendix C: n-gram overlap, a window around it, and a limit of cuts.
+    Source: Brown et al. 2020, arXiv:2005.14165, appendix C: n-gram overlap, a window around it, a limit of cuts, and
+    n-grams that many documents have left in.
     """
 
     enabled: bool = Field(True, description="Look for the texts of all evaluation files of the run.")
@@ -183,6 +203,12 @@ class DecontaminationConfig(Section):
     min_words: int = Field(8, ge=1, description="Examples of fewer words are not looked for.")
     window_chars: int = Field(200, ge=0, description="Characters cut before and after an overlap; least rest to keep.")
     max_cuts: int = Field(10, ge=0, description="A document with more overlaps is dropped whole.")
+    max_documents: int = Field(
+        10,
+        ge=1,
+        description="An n-gram that more documents have, duplicates aside, stays in: it is a common phrase, or "
+        "boilerplate. A whole example never stays.",
+    )
 
 
 class DataConfig(Section):
@@ -218,10 +244,17 @@ class DataConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _all_weighted_or_none(self) -> Self:
+    def _weights_can_be_met(self) -> Self:
         without = [source.uri for source in self.sources if source.weight is None]
         if without and len(without) < len(self.sources):
             raise ValueError(f"sources: weight is given for some, but not for {without[0]!r}; give it for all or none")
+        total = fsum(source.weight or 0 for source in self.sources)
+        for source in self.sources:
+            if source.weight is not None and source.weight * MIXTURE_PLACES < total:
+                raise ValueError(
+                    f"sources: the weight of {source.name or source.uri!r} ({source.weight:g}) must be at least "
+                    f"1/{MIXTURE_PLACES} of the sum of all weights ({total:g})"
+                )
         return self
 
 

@@ -45,6 +45,9 @@ class SourceCounts:
     encodings: dict[str, int] = field(default_factory=dict)
     languages: dict[str, int] = field(default_factory=dict)
 
+    def drop(self, reason: str) -> None:
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
+
     def add(self, other: "SourceCounts") -> None:
         for name, value in vars(other).items():
             mine = getattr(self, name)

@@ -28,6 +28,11 @@ class Piece:
     folder: Path
     make: Callable[[Path], None]
 
+    @property
+    def name(self) -> str:
+        """What it is called in errors: of which step it is, and which of its pieces."""
+        return "/".join(self.folder.parts[-2:])
+
 
 class Engine(Protocol):
     """What makes pieces: this process, a pool of processes, or machines."""

@@ -1,4 +1,4 @@
-"""From source files to documents: read and filter, deduplicate, split by content, and write Parquet shards.
+"""From source files to documents: read and filter, decontaminate, deduplicate, split by content, write Parquet shards.
 
 Every step is made of pieces (model/data/pieces.py): pure functions from files to files that any engine runs, in any
 order, and that a killed run does not do again. What has to be brought together, the duplicates, goes through
@@ -7,32 +7,41 @@ hash-partitioned files.
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from model.data.config import DataConfig
 from model.data.document_shards import SPLITS
 from model.data.duplicates.deduplication import EXACT_DUPLICATE, NEAR_DUPLICATE, deduplicate
 from model.data.duplicates.paragraphs import find_repeated_paragraphs
-from model.data.filtering.decontamination import Example, merge_hits, save_evaluation_texts
+from model.data.filtering.bad_words import BadWords
+from model.data.filtering.decontamination import (
+    Example,
+    decontaminate,
+    merge_hits,
+    read_files,
+    save_evaluation_texts,
+)
 from model.data.filtering.filters import Histograms
 from model.data.funnel import Funnel, Samples, SourceCounts, SplitCounts
 from model.data.pieces import Engine, Piece
 from model.data.readers.documents import SourceFile
 from model.data.reading import read_shard
-from model.data.writing import Share, sample_duplicates, splits_of, write_part
+from model.data.writing import Share, sample_duplicates, split_by_hash, splits_of, write_part
 
 _DROPPED = "dropped.jsonl"
 
 
 @dataclass(frozen=True)
 class _Shard:
-    """What is known of one share of the source files: where it was read to, and what deduplication says of it."""
+    """A folder of documents of one source, and what deduplication says of them."""
 
     source: str
     documents: Path
@@ -49,6 +58,7 @@ def prepare_documents(
     out: Path,
     engine: Engine,
     memory_bytes: int,
+    bad_words: BadWords = (),
 ) -> Funnel:
     """Writes out/{train,validation,test}/SOURCE-*.parquet and a sample of what was dropped (dropped.jsonl); returns the
     counts. Equal input gives equal bytes, whatever the engine.
@@ -61,11 +71,18 @@ def prepare_documents(
         out: An empty local folder.
         engine: What runs the pieces.
         memory_bytes: For what one piece brings together at once.
+        bad_words: What C4's rule of that name looks for.
 
     Raises:
-        ValueError: A source kept nothing, or a split is empty.
+        ValueError: A source kept nothing, or one with a weight nothing to train on, or a split is empty.
     """
-    read = _read(files, config, examples, work, engine)
+    evaluation = _save_examples(examples, config, work, engine)
+    read = _read(files, config, evaluation, bad_words, work, engine)
+    if evaluation:
+        rests = decontaminate(
+            [folder for _, folder in read], evaluation, config, work / "decontamination", engine, memory_bytes
+        )
+        read += [(source, rest) for (source, _), rest in zip(read, rests, strict=True) if rest]
     folders = [folder for _, folder in read]
     survivors = deduplicate(folders, config.deduplication, work / "duplicates", engine, memory_bytes)
     paragraphs: Sequence[Path | None] = [None] * len(folders)
@@ -74,33 +91,40 @@ def prepare_documents(
             folders, survivors, config.deduplication, work / "paragraphs", engine, memory_bytes
         )
     shards = [
-        _Shard(source, folder, survivor, paragraph, work / "samples" / folder.name)
-        for (source, folder), survivor, paragraph in zip(read, survivors, paragraphs, strict=True)
+        _Shard(source, folder, survivor, paragraph, work / "samples" / f"{number:05}")
+        for number, ((source, folder), survivor, paragraph) in enumerate(zip(read, survivors, paragraphs, strict=True))
     ]
     engine.finish("samples", [Piece(s.samples, partial(sample_duplicates, s.documents, s.survivors)) for s in shards])
     parts = _write(shards, config, work / "parts", engine)
-    funnel = _funnel(shards, parts, config)
-    _require_documents(funnel, config)
+    funnel = _funnel(shards, parts, evaluation)
+    _require_documents(funnel, config, {file.source_name: file.source.weight for file in files})
     _collect(shards, parts, out)
     return funnel
 
 
+def _save_examples(examples: Sequence[Example], config: DataConfig, work: Path, engine: Engine) -> Path | None:
+    if not (config.decontamination.enabled and examples):
+        return None
+    texts = Piece(work / "evaluation", partial(save_evaluation_texts, examples, config.decontamination))
+    engine.finish("evaluation texts", [texts])
+    return texts.folder
+
+
 def _read(
-    files: Sequence[SourceFile], config: DataConfig, examples: Sequence[Example], work: Path, engine: Engine
+    files: Sequence[SourceFile],
+    config: DataConfig,
+    evaluation: Path | None,
+    bad_words: BadWords,
+    work: Path,
+    engine: Engine,
 ) -> list[tuple[str, Path]]:
     """Returns for each share of the files its source and the folder that it was read into."""
-    evaluation = None
-    if config.decontamination.enabled and examples:
-        evaluation = work / "evaluation"
-        engine.finish(
-            "evaluation texts", [Piece(evaluation, partial(save_evaluation_texts, examples, config.decontamination))]
-        )
     shares = list(_shares(files, config.shard_bytes))
     folders = [work / "read" / f"{number:05}" for number in range(len(shares))]
     engine.finish(
         "reading",
         [
-            Piece(folder, partial(read_shard, share, config, evaluation))
+            Piece(folder, partial(read_shard, share, config, evaluation, bad_words))
             for folder, share in zip(folders, shares, strict=True)
         ],
     )
@@ -136,19 +160,35 @@ def _write(shards: Sequence[_Shard], config: DataConfig, work: Path, engine: Eng
 
 
 def _plan(shards: Sequence[_Shard], split: int, config: DataConfig) -> dict[int, list[Share]]:
-    """Returns which rows are in each part: those whose text starts within its share of the split's bytes."""
+    """Returns which rows are in each part: those whose text starts within its share of the split's bytes.
+
+    These are counted over all documents that were read, duplicates too: if a new source takes the place of a document,
+    the others stay in the parts that they were in.
+    """
     plan: dict[int, list[Share]] = {}
     offset = 0
     for shard in shards:
         rows = np.flatnonzero(splits_of(shard.survivors, config) == split)
-        ends = offset + np.cumsum(np.load(shard.documents / "size.npy")[rows].astype(np.int64))
-        parts = np.concatenate([[offset], ends[:-1]]) // config.shard_bytes if len(rows) else np.empty(0, np.int64)
+        sizes = np.load(shard.documents / "size.npy").astype(np.int64)
+        ends = offset + np.cumsum(np.where(_planned_splits(shard, config) == split, sizes, 0))
+        starts = np.concatenate([[offset], ends[:-1]]) if len(ends) else ends
+        parts = starts[rows] // config.shard_bytes
         for part in np.unique(parts).tolist():
             of_part = rows[parts == part]
             share = Share(shard.documents, shard.survivors, shard.paragraphs, int(of_part[0]), int(of_part[-1]) + 1)
             plan.setdefault(part, []).append(share)
-        offset = int(ends[-1]) if len(rows) else offset
+        offset = int(ends[-1]) if len(ends) else offset
     return plan
+
+
+def _planned_splits(shard: _Shard, config: DataConfig) -> NDArray[np.uint8]:
+    """The split of every document of a shard, of duplicates too.
+
+    Without near duplicates, what stays is in the split of its own content, so that no other document matters.
+    """
+    alone = config.deduplication.near_duplicates == "remove"
+    content = shard.documents / "content.npy" if alone else shard.survivors / "group.npy"
+    return split_by_hash(np.load(content, mmap_mode="r"), config)
 
 
 def _file_names(sources: Sequence[str]) -> dict[str, str]:
@@ -162,8 +202,9 @@ def _file_names(sources: Sequence[str]) -> dict[str, str]:
     return names
 
 
-def _funnel(shards: Sequence[_Shard], parts: dict[str, Path], config: DataConfig) -> Funnel:
+def _funnel(shards: Sequence[_Shard], parts: dict[str, Path], evaluation: Path | None) -> Funnel:
     funnel = Funnel({}, {split: SplitCounts() for split in SPLITS})
+    funnel.contamination |= read_files(evaluation) if evaluation else {}
     histograms = Histograms()
     for shard in shards:
         counts = funnel.sources.setdefault(shard.source, SourceCounts())
@@ -171,7 +212,7 @@ def _funnel(shards: Sequence[_Shard], parts: dict[str, Path], config: DataConfig
         counts.add(SourceCounts(**found["counts"]))
         histograms.merge(Histograms.from_dict(found["histograms"]))
         for file, hits in found["contamination"].items():
-            funnel.contamination[file] = merge_hits(funnel.contamination.get(file), hits)
+            funnel.contamination[file] = merge_hits(funnel.contamination[file], hits)
         reasons = np.load(shard.survivors / "reason.npy")
         for reason, name in ((EXACT_DUPLICATE, "duplicate"), (NEAR_DUPLICATE, "near_duplicate")):
             if dropped := int((reasons == reason).sum()):
@@ -193,14 +234,23 @@ def _funnel(shards: Sequence[_Shard], parts: dict[str, Path], config: DataConfig
     return funnel
 
 
-def _require_documents(funnel: Funnel, config: DataConfig) -> None:
+def _require_documents(funnel: Funnel, config: DataConfig, weights: Mapping[str, float | None]) -> None:
+    train = Counter(part["source"] for name, part in funnel.parts.items() if name.startswith("train/"))
     for name, counts in funnel.sources.items():
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.dropped.items())) or "nothing"
         # A source whose every document another one has too is no mistake.
         if not counts.kept and not counts.dropped.keys() & {"duplicate", "near_duplicate"}:
-            reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(counts.dropped.items())) or "nothing"
             damaged = f"; damaged: {'; '.join(counts.damaged)}" if counts.damaged else ""
             raise ValueError(
                 f"data.sources: {name!r} kept no document of {counts.read} read (dropped: {reasons}{damaged})"
+            )
+        # Unless it is to be a share of what training reads.
+        if weights[name] is not None and not train[name]:
+            held_out = f"{counts.kept} kept and held out" if counts.kept else "none kept"
+            raise ValueError(
+                f"data.sources: {name!r} has weight {weights[name]:g}, but nothing to train on: of {counts.read} "
+                f"documents read, {held_out} (dropped: {reasons}; of duplicates another one is kept, most likely of "
+                "another source); take it out of data.sources, or take the weights away"
             )
     for split, split_counts in funnel.splits.items():
         if not split_counts.documents:

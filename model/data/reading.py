@@ -1,108 +1,93 @@
-"""The first pass over a share of the source files: read, clean, score, filter, decontaminate, and hash each document.
+"""The first pass over a share of the source files: read, clean, score, filter, hash, and look for evaluation texts.
 
-What it writes, rows in the order of reading, is all that deduplication looks at:
+It writes the documents that the filters left as model/data/hashed_documents.py says, with those that hold an evaluation
+text set aside in the folder `overlapping`, and
 
-documents.parquet   the documents that the filters left, with their scores
-content.npy         128-bit hash of the normalised text, (documents, 2) uint64
-raw.npy             the source's place in the configuration and a hash of the text as it is, (documents,) uint64
-size.npy            UTF-8 bytes of the text, (documents,) uint64
-bands.npy           MinHash band keys, (bands, documents) uint64
-counts.json         what became of the records, samples of those dropped, histograms of the scores
+counts.json   what became of the records, samples of those dropped, histograms of the scores
 """
 
 import json
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import xxhash
-from numpy.typing import NDArray
 
 from model.data.config import DataConfig
-from model.data.document_shards import SCHEMA, open_writer
-from model.data.duplicates.minhash import band_keys, lsh_shape
+from model.data.document_shards import SCHEMA
+from model.data.filtering.bad_words import BadWords, hold_bad_words
 from model.data.filtering.cleaning import clean, remove_c4_lines
-from model.data.filtering.decontamination import Decontaminator
+from model.data.filtering.decontamination import OverlapWriter
 from model.data.filtering.filters import Histograms, failed_rules
 from model.data.filtering.language import identify_languages
 from model.data.filtering.scores import score_documents
 from model.data.funnel import Samples, SourceCounts
+from model.data.hashed_documents import DocumentWriter
 from model.data.readers.documents import DamagedFile, Dropped, SourceFile, read_documents
-from model.data.words import Hashes, split_words, word_hashes
-
-Starts = NDArray[np.int64]
+from model.data.words import split_words
 
 _BATCH_BYTES = 256 << 10  # scoring needs fifty times that
 _BATCH_DOCUMENTS = 2000
-_ROW_GROUP_BYTES = 1 << 20
-_SOURCE_BITS = np.uint64(16)
 
 
-def read_shard(files: Sequence[SourceFile], config: DataConfig, evaluation: Path | None, out: Path) -> None:
+def read_shard(
+    files: Sequence[SourceFile], config: DataConfig, evaluation: Path | None, bad_words: BadWords, out: Path
+) -> None:
     """Reads files of one source and writes what the module's docstring lists into out.
 
     Args:
         files: Files of one source.
         config: What to keep.
         evaluation: The folder of the evaluation's texts; None where there are none.
+        bad_words: What no document may hold.
         out: An empty folder.
     """
-    with _Reader(files[0], config, evaluation, out) as reader:
+    number = config.sources.index(files[0].source)
+    with ExitStack() as stack:
+        documents = stack.enter_context(DocumentWriter(out, number, config.deduplication))
+        overlaps = None
+        if evaluation:
+            overlaps = stack.enter_context(OverlapWriter(out, number, config.deduplication, evaluation))
+        reader = _Reader(files[0].source_name, config, bad_words, documents, overlaps)
         for file in files:
             reader.read(file)
+        reader.finish_batch()
+    (out / "counts.json").write_text(json.dumps(reader.found(), ensure_ascii=True))
 
 
 class _Reader:
-    def __init__(self, file: SourceFile, config: DataConfig, evaluation: Path | None, out: Path) -> None:
-        self._source = file.source_name
-        # Of equal documents in several sources, that of the first source stays.
-        self._source_bits = np.uint64(config.sources.index(file.source)) << (np.uint64(64) - _SOURCE_BITS)
+    def __init__(
+        self,
+        source: str,
+        config: DataConfig,
+        bad_words: BadWords,
+        documents: DocumentWriter,
+        overlaps: OverlapWriter | None,
+    ) -> None:
+        self._source = source
         self._config = config
-        self._decontaminator = Decontaminator(evaluation, config.decontamination) if evaluation else None
-        self._out = out
+        self._bad_words = bad_words
+        self._documents = documents
+        self._overlaps = overlaps
         self._counts = SourceCounts()
         self._samples = Samples()
         self._histograms = Histograms()
-        self._writer = open_writer(out / "documents.parquet")
-        self._tables: list[pa.Table] = []
-        self._tables_bytes = 0
         self._texts: list[str] = []
+        self._judged: list[str] = []  # the texts as the rules judge them, without the lines that C4's rules remove
         self._origins: list[str] = []
         self._batch_bytes = 0
-        bands, _ = lsh_shape(config.deduplication.min_jaccard, config.deduplication.num_hashes)
-        self._content = [np.empty((0, 2), np.uint64)]
-        self._raw = [np.empty(0, np.uint64)]
-        self._sizes = [np.empty(0, np.uint64)]
-        self._bands = [np.empty((bands, 0), np.uint64)]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if error[0] is None:
-            self._finish_batch()
-            self._write_tables()
-        self._writer.close()
-        if error[0] is not None:
-            return
-        for name, arrays, axis in (
-            ("content", self._content, 0),
-            ("raw", self._raw, 0),
-            ("size", self._sizes, 0),
-            ("bands", self._bands, 1),
-        ):
-            np.save(self._out / f"{name}.npy", np.concatenate(arrays, axis))
-        found = {
+    def found(self) -> dict[str, Any]:
+        return {
             "source": self._source,
             "counts": asdict(self._counts),
             "samples": self._samples.rows(),
             "histograms": self._histograms.to_dict(),
-            "contamination": self._decontaminator.report() if self._decontaminator else {},
+            "contamination": {},  # what is set aside is looked at once all is read
         }
-        (self._out / "counts.json").write_text(json.dumps(found, ensure_ascii=True))
 
     def read(self, file: SourceFile) -> None:
         self._counts.files += 1
@@ -125,32 +110,34 @@ class _Reader:
             self._drop(record.reason, origin, record.sample)
             return
         self._counts.read_bytes += len(record.encode())
+        filters = self._config.filters
         text = clean(record, self._config.cleaning)
-        if self._config.filters.c4.enabled:
-            text = remove_c4_lines(text, self._config.filters.c4)
-        if len(text) > self._config.filters.max_chars:  # before the work of scoring it, also when only scores are asked
-            self._drop("max_chars", origin, text)
+        judged = remove_c4_lines(text, filters.c4) if filters.c4.enabled else text
+        if len(judged) > filters.max_chars:  # before the work of scoring it, also when only scores are asked
+            self._drop("max_chars", origin, judged)
             return
-        self._texts.append(text)
+        self._texts.append(text if filters.score_only else judged)
+        self._judged.append(judged)
         self._origins.append(origin)
         self._batch_bytes += len(text)
         if self._batch_bytes >= _BATCH_BYTES or len(self._texts) >= _BATCH_DOCUMENTS:
-            self._finish_batch()
+            self.finish_batch()
 
     def _drop(self, reason: str, origin: str, text: str) -> None:
-        self._counts.dropped[reason] = self._counts.dropped.get(reason, 0) + 1
+        self._counts.drop(reason)
         self._samples.add(reason, origin, text)
 
-    def _finish_batch(self) -> None:
+    def finish_batch(self) -> None:
         if not self._texts:
             return
-        texts, origins = self._texts, self._origins
-        self._texts, self._origins, self._batch_bytes = [], [], 0
-        words = split_words(texts)
-        scores = score_documents(texts, words)
-        languages, certainties = identify_languages(texts)
+        texts, judged, origins = self._texts, self._judged, self._origins
+        self._texts, self._judged, self._origins, self._batch_bytes = [], [], [], 0
+        words = split_words(judged)
+        scores = score_documents(judged, words)
+        languages, certainties = identify_languages(judged)
         self._histograms.add(scores | {"language_score": certainties})
-        rules = failed_rules(scores, languages, certainties, self._config.filters)
+        bad_words = hold_bad_words(judged, self._bad_words) if self._bad_words else None
+        rules = failed_rules(scores, languages, certainties, self._config.filters, bad_words)
         kept = []
         for place, rule in enumerate(rules):
             if rule:
@@ -171,57 +158,12 @@ class _Reader:
             },
             SCHEMA,
         )
+        if texts != judged:  # where only scores are asked, the texts stay whole
+            words = split_words(texts)
         places = np.array(kept, np.int64)
-        self._write(*self._decontaminated(table.take(places), *_selected(*word_hashes(words), places)))
-
-    def _decontaminated(self, table: pa.Table, hashes: Hashes, starts: Starts) -> tuple[pa.Table, Hashes, Starts]:
-        """Returns the batch without what evaluation files hold; a document that is cut leaves any number of them, with
-        the scores of the whole."""
-        if self._decontaminator is None:
-            return table, hashes, starts
-        texts = table.column("text").to_pylist()
-        rests = self._decontaminator.cut(texts, hashes, starts)
-        if not any(rest is not None for rest in rests):
-            return table, hashes, starts
-        rows, left = [], []
-        for row, (text, rest) in enumerate(zip(texts, rests, strict=True)):
-            if rest == ():
-                self._drop("contaminated", table.column("origin")[row].as_py(), text)
-            elif rest:
-                self._counts.cut_off += len(rest) - 1
-            for part in (text,) if rest is None else rest:
-                rows.append(row)
-                left.append(part)
-        table = table.take(np.array(rows, np.int64))
-        table = table.set_column(0, SCHEMA.field("text"), pa.array(left, pa.string()))
-        return table, *word_hashes(split_words(left))
-
-    def _write(self, table: pa.Table, hashes: Hashes, starts: Starts) -> None:
-        if not len(table):
-            return
-        texts = table.column("text").to_pylist()
-        content = [xxhash.xxh3_128_digest(" ".join(text.lower().split()).encode()) for text in texts]
-        ids = pa.array([digest.hex() for digest in content])
-        self._tables.append(table.set_column(2, SCHEMA.field("document_id"), ids))
-        self._content.append(np.frombuffer(b"".join(content), ">u8").astype(np.uint64).reshape(-1, 2))
-        hashes_of_raw = np.array([xxhash.xxh3_64_intdigest(text.encode()) for text in texts], np.uint64)
-        self._raw.append(self._source_bits | hashes_of_raw >> _SOURCE_BITS)
-        self._sizes.append(np.array([len(text.encode()) for text in texts], np.uint64))
-        self._tables_bytes += int(self._sizes[-1].sum())
-        self._bands.append(band_keys(hashes, starts, self._config.deduplication))
-        if self._tables_bytes >= _ROW_GROUP_BYTES:
-            self._write_tables()
-
-    def _write_tables(self) -> None:
-        """Writes what was held back, so that a row group is worth its overhead."""
-        if self._tables:
-            self._writer.write_table(pa.concat_tables(self._tables).combine_chunks())
-            self._tables, self._tables_bytes = [], 0
-
-
-def _selected(hashes: Hashes, starts: Starts, texts: NDArray[np.int64]) -> tuple[Hashes, Starts]:
-    """Returns the words of some of the texts, and where each starts in them."""
-    lengths = np.diff(starts)[texts]
-    ends = np.cumsum(lengths)
-    places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(starts[texts] - (ends - lengths), lengths)
-    return hashes[places], np.concatenate([[0], ends])
+        table, words = table.take(places), words.of_texts(places)
+        if self._overlaps:
+            clean_rows = self._overlaps.set_aside(table, words)
+            if len(clean_rows) < len(table):
+                table, words = table.take(clean_rows), words.of_texts(clean_rows)
+        self._documents.add(table, words)

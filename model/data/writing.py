@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from model.data.config import DataConfig
@@ -17,6 +16,7 @@ from model.data.document_shards import SCHEMA, SPLITS, open_writer
 from model.data.duplicates.deduplication import EXACT_DUPLICATE, NEAR_DUPLICATE
 from model.data.duplicates.paragraphs import read_repeated_paragraphs, remove_paragraphs
 from model.data.funnel import SAMPLES, Samples
+from model.data.hashed_documents import read_rows
 
 _TEXT = SCHEMA.get_field_index("text")
 
@@ -26,7 +26,7 @@ class Share:
     """Some rows of a read shard.
 
     Attributes:
-        documents: The folder that `read_shard` wrote.
+        documents: The folder that DocumentWriter wrote.
         survivors: What deduplication wrote about it.
         paragraphs: What repeats in it; None where repeated paragraphs are kept.
         first, end: The rows, end excluded.
@@ -44,11 +44,16 @@ def splits_of(survivors: Path, config: DataConfig) -> NDArray[np.uint8]:
 
     The hash of its group chooses, so that near duplicates that are kept are never in two splits.
     """
-    place = np.load(survivors / "group.npy", mmap_mode="r")[:, 0] / 2.0**64
-    held_out = config.validation_fraction + config.test_fraction
-    split = np.where(place < config.validation_fraction, 1, np.where(place < held_out, 2, 0)).astype(np.uint8)
+    split = split_by_hash(np.load(survivors / "group.npy", mmap_mode="r"), config)
     split[~np.load(survivors / "survives.npy")] = len(SPLITS)
     return split
+
+
+def split_by_hash(content: NDArray[np.uint64], config: DataConfig) -> NDArray[np.uint8]:
+    """Returns the split that each content hash chooses, (documents, 2) -> (documents,)."""
+    place = content[:, 0] / 2.0**64
+    held_out = config.validation_fraction + config.test_fraction
+    return np.where(place < config.validation_fraction, 1, np.where(place < held_out, 2, 0)).astype(np.uint8)
 
 
 def write_part(shares: Sequence[Share], split: int, config: DataConfig, out: Path) -> None:
@@ -84,18 +89,6 @@ def sample_duplicates(documents: Path, survivors: Path, out: Path) -> None:
             for _, table in read_rows(documents, row, row + 1, ["origin", "text"]):
                 samples.add(name, *(table.column(column)[0].as_py() for column in ("origin", "text")))
     (out / "samples.json").write_text(json.dumps(samples.rows()))
-
-
-def read_rows(folder: Path, first: int, end: int, columns: list[str] | None = None) -> Iterator[tuple[int, pa.Table]]:
-    """Yields the rows from first to end of a read shard, a row group at a time, each with the number of its first."""
-    with pq.ParquetFile(folder / "documents.parquet", buffer_size=1 << 16) as file:
-        start = 0
-        for group in range(file.num_row_groups):
-            stop = start + file.metadata.row_group(group).num_rows
-            if start < end and first < stop:
-                low, high = max(first, start), min(end, stop)
-                yield low, file.read_row_group(group, columns).slice(low - start, high - low)
-            start = stop
 
 
 def _tables(share: Share, split: int, config: DataConfig) -> Iterator[tuple[NDArray[np.int64], pa.Table]]:

@@ -14,6 +14,7 @@ from model.data.filtering.scores import DUPLICATE_NGRAMS, SCORES, TOP_NGRAMS, Sc
 
 _ENGLISH_OR_UNKNOWN = ("en", UNKNOWN)
 _COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge}
+_STRICT = {"<=": "<", ">=": ">"}
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Rule:
         name: What a document that breaks it is counted under: the path of its bound in FilterConfig, such as
             gopher.min_words.
         score: The score that it bounds.
-        breaks: How a score that breaks it stands to the bound: <, <=, > or >=.
+        breaks: How a score that breaks it stands to the bound: <, <=, > or >=. Nothing breaks a bound by being none or
+            all of what it is a share of: at 0 and 1, <= is <, and >= is >.
         field: The path of its bound where that differs from the name, for one of several bounds.
         index: Which of several bounds.
     """
@@ -52,6 +54,10 @@ class Rule:
         if isinstance(value, bool):
             return 0.0 if value else None
         return float(value[self.index] if isinstance(value, tuple) else value)
+
+    def comparison(self, bound: float) -> str:
+        """How a score that breaks it stands to this bound."""
+        return _STRICT.get(self.breaks, self.breaks) if bound in (0, 1) else self.breaks
 
     def _section(self, filters: FilterConfig) -> tuple[Any, str]:
         group, _, field = (self.field or self.name).rpartition(".")
@@ -102,18 +108,23 @@ RULES = (
 
 
 def failed_rules(
-    scores: Scores, languages: Sequence[str], language_scores: NDArray[np.float32], filters: FilterConfig
+    scores: Scores,
+    languages: Sequence[str],
+    language_scores: NDArray[np.float32],
+    filters: FilterConfig,
+    bad_words: NDArray[np.bool] | None = None,
 ) -> list[str | None]:
     """Returns the name of the first enabled rule that each document breaks, None for one that meets all, (documents,).
 
-    The names are those of RULES, and 'languages', which comes before all but the bounds on characters. What
-    score_only says is the caller's to obey.
+    The names are those of RULES, and 'languages', which comes before all but the bounds on characters, and
+    'c4.bad_words', which comes last. What score_only says is the caller's to obey.
 
     Args:
         scores: What `score_documents` returns.
         languages: The language of each document; stop words are asked of English and of unknown ones alone.
         language_scores: How certain it is, (documents,).
         filters: The rules' bounds.
+        bad_words: Which documents hold a bad word, (documents,); None where that is no rule.
     """
     scores = scores | {"language_score": language_scores}
     language = np.array(languages, np.str_)
@@ -125,9 +136,11 @@ def failed_rules(
         if bound is None or not rule.enabled(filters):
             continue
         # A score of exactly 0.3 must equal the bound 0.3, so both are rounded alike.
-        broken[rule.name] = _COMPARISONS[rule.breaks](scores[rule.score], np.float32(bound))
+        broken[rule.name] = _COMPARISONS[rule.comparison(bound)](scores[rule.score], np.float32(bound))
         if rule.score == "stop_words":
             broken[rule.name] &= np.isin(language, _ENGLISH_OR_UNKNOWN)
+    if bad_words is not None:
+        broken["c4.bad_words"] = bad_words
     first: list[str | None] = [None] * len(languages)
     for name, documents in reversed(broken.items()):
         for document in np.flatnonzero(documents):
@@ -162,9 +175,11 @@ class Histograms:
     def share_beyond(self, rule: Rule, bound: float) -> float:
         """The share of documents that would break the rule with this bound, to within the bin that holds the bound."""
         edges = np.array([-np.inf, *SCORES[rule.score].edges, np.inf])
-        centres = (edges[:-1] + edges[1:]) / 2
         counts = self.counts[rule.score]
-        broken = counts[centres < bound] if rule.is_lower_bound else counts[centres > bound]
+        if rule.is_lower_bound:
+            broken = counts[edges[1:] <= bound]
+        else:
+            broken = counts[_COMPARISONS[rule.comparison(bound)](edges[:-1], bound)]
         return int(broken.sum()) / max(1, int(counts.sum()) + self.missing[rule.score])
 
     def to_dict(self) -> dict[str, dict[str, Any]]:

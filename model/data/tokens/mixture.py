@@ -6,14 +6,16 @@ So the order depends on no number of ranks, and the whole state of a run is how 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from math import fsum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from model.data.config import MIXTURE_PLACES
 from model.data.tokens.batches import Ids
 
 # Which source each place of a block is of repeats from block to block. A block holds every weight to 1 / 65,536.
-_BLOCK = 1 << 16
+_BLOCK = MIXTURE_PLACES
 _FEISTEL_ROUNDS = 6
 
 
@@ -24,7 +26,7 @@ class Source:
     Attributes:
         name: Its name, which is part of its order; empty where all text is one source.
         sequences: How many it has.
-        weight: Its share of the order, relative to the other sources' weights.
+        weight: Its share of the order, relative to the other sources' weights; at least 1/MIXTURE_PLACES of them all.
     """
 
     name: str
@@ -41,9 +43,6 @@ class Mixture:
     Args:
         sources: In the order that numbers their sequences.
         seed: Chooses the permutations and the turns.
-
-    Raises:
-        ValueError: A weight is too small a share of all.
     """
 
     def __init__(self, sources: Sequence[Source], seed: int) -> None:
@@ -51,9 +50,7 @@ class Mixture:
         self._seed = seed
         self._first = np.cumsum([0] + [source.sequences for source in sources])[:-1]
         self._turns = _share_out([source.weight for source in sources])  # (sources,), turns in a block
-        for source, turns in zip(sources, self._turns.tolist(), strict=True):
-            if not turns:
-                raise ValueError(f"data.sources: the weight of {source.name!r} is less than 1/{_BLOCK} of all weights")
+        assert self._turns.all(), "a weight is too small a share of all"
         self._block = self._spread_turns()  # (_BLOCK,), whose turn it is
         self._before = np.empty(_BLOCK, np.int64)  # turns of the same source before it in the block
         for number in range(len(sources)):
@@ -127,7 +124,7 @@ def _feistel(value: NDArray[np.uint64], half_bits: int, key: int) -> NDArray[np.
 
 def _share_out(weights: Sequence[float]) -> NDArray[np.int64]:
     """Returns the places of a block for each weight: rounded so that they add up, the largest remainders up."""
-    exact = np.array(weights, np.float64) / sum(weights) * _BLOCK
+    exact = np.array(weights, np.float64) / fsum(weights) * _BLOCK
     turns = np.floor(exact).astype(np.int64)
     up = np.argsort(turns - exact, kind="stable")[: _BLOCK - int(turns.sum())]
     turns[up] += 1

@@ -157,14 +157,6 @@ class StreamedTokens:
         return tokens
 
 
-def merge_shards(paths: Sequence[Path], out: Path) -> None:
-    """Writes the documents of shards, in their order, as one shard: few large files of many small ones."""
-    with ShardWriter(out) as writer:
-        for path in paths:
-            shard = TokenShard(path)
-            writer.extend(shard.tokens, shard.document_ends)  # pages of the map come and go as they are written
-
-
 def _read_header(path: Path, magic: bytes, value: np.dtype) -> tuple[int, int]:
     with path.open("rb") as file:
         return _check_header(str(path), file.read(_HEADER.size), path.stat().st_size, magic, value)
