@@ -18,7 +18,9 @@ class EngineConfig(Section):
         "processes", description="A pool of processes on this machine, or Ray (extra 'ray') for more machines."
     )
     processes: int | None = Field(None, ge=1, le=1024, description="Processes; empty means one for every CPU.")
-    memory_gib: float = Field(4.0, gt=0.1, description="Memory for what is brought together: duplicates, counts.")
+    memory_gib: float = Field(
+        4.0, gt=0.1, description="Memory for what documents are brought together in: duplicates, repeats."
+    )
     piece_timeout_minutes: float = Field(
         PIECE_TIMEOUT_MINUTES, gt=0, le=10_080, description="Longest that one piece of the work may take."
     )

@@ -68,6 +68,11 @@ def _report(config: PipelineConfig, funnel: Funnel) -> None:
                 *(len(hits["found"]), hits["examples"], name, hits["documents"]),
                 config.data.decontamination.window_chars,
             )
+        if hits["common"]:
+            logger.warning(
+                "%d of its examples share phrases with more than %d documents: these phrases stay, as common ones",
+                *(len(hits["common"]), config.data.decontamination.max_documents),
+            )
     create_table_artifact(
         _table(funnel), key=artifact_key("documents", config.run_uri), description="Data funnel by source"
     )

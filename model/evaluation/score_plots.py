@@ -30,6 +30,9 @@ _SETS = {
     "FineWeb": "Whether a page is a list or a menu: lines that are short, repeated or end without punctuation.",
 }
 
+# Rule that judges no score -> rule set.
+_UNSCORED = {"languages": "Language", "c4.bad_words": "C4"}
+
 # Score -> unit of its axis.
 _UNITS = {
     "chars": "characters",
@@ -126,7 +129,7 @@ def rule_sets(histograms: Histograms, filters: FilterConfig, broken_first: Mappi
         panels = tuple(_panel(score, bounds, histograms, broken_first.get("max_chars", 0), drops) for score in scores)
         # Stop words are asked of English alone, but counted in all languages.
         shares = [t.share for panel in panels if panel.score != "stop_words" for t in panel.thresholds]
-        names = {rule.name for rule in rules} | ({"languages"} if name == "Language" else set())
+        names = {rule.name for rule in rules} | {rule for rule, group in _UNSCORED.items() if group == name}
         first = sum(count for rule, count in broken_first.items() if rule in names)
         sets.append(RuleSet(name, about, enabled, first, max(shares, default=0.0), panels))
     return sets

@@ -77,6 +77,7 @@ class _Letters:
         return hashes
 
     def seeds(self, places: NDArray[np.int64], n_bytes: int) -> Hashes:
+        """As prefixes, but other ones, so that no prefix of a long n-gram passes for the seed of a short one."""
         return self.prefixes(places, n_bytes, n_bytes)
 
     def hashes(self, places: NDArray[np.int64], ends: NDArray[np.int64]) -> Hashes:
@@ -128,7 +129,7 @@ def save_ngrams(
 ) -> NDArray[np.int64]:
     """Writes the index and returns the number of words of each text, those of punctuation alone aside, (texts,).
 
-    A text is in the index by its n-grams, and whole. Takes 200 bytes of memory for each word.
+    A text is in the index by its n-grams, and whole. Takes 300 bytes of memory for each word.
 
     Args:
         out: Where these columns are written. hashes, ascending, and is_whole: of each n-gram. owner_starts and owners:
