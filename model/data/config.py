@@ -271,8 +271,8 @@ class TokenizerConfig(Section):
     sample_bytes: int = Field(
         256 << 20,
         ge=1 << 10,
-        description="Most text bytes to train on, sampled evenly over all training documents; with 'direct', memory and "
-        "time grow with it.",
+        description="Most text bytes to train on, sampled evenly over all training documents; with 'direct', memory "
+        "and time grow with it.",
     )
     max_piece_chars: int = Field(32, ge=4, le=128, description="Longest piece, in characters.")
     max_phrase_words: int = Field(
