@@ -1,4 +1,8 @@
-"""A pool of processes that makes pieces (model/data/pieces.py). Imports no Prefect: its workers start quickly."""
+"""A pool of processes that makes pieces (model/data/pieces.py). Imports no Prefect: its workers start quickly.
+
+Python's own pool of processes breaks as a whole when one of them is killed, cannot end a piece that hangs, and does not
+survive its server.
+"""
 
 import ctypes
 import multiprocessing
@@ -254,9 +258,8 @@ def _outcome(pickled: bytes) -> Exception | None:
             return RuntimeError(traceback.format_exc())
         return error
     finally:
-        ctypes.CDLL(None).malloc_trim(
-            0
-        )  # a process that keeps what its largest piece needed would be as large for ever
+        # A process that keeps what its largest piece needed would be as large for ever.
+        ctypes.CDLL(None).malloc_trim(0)
     return None
 
 
