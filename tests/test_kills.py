@@ -226,7 +226,7 @@ def test_kills_of_preparation_at_random_times(tmp_path: Path, capsys: pytest.Cap
     while kills < 20:
         process = prepare(run, options)
         try:
-            assert process.wait(chance.uniform(0.2, 0.9) * seconds) == 0, (tmp_path / "run.log").read_text()
+            assert process.wait(chance.uniform(0.2, 0.7) * seconds) == 0, (tmp_path / "run.log").read_text()
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait(10)
