@@ -50,6 +50,7 @@ def content(run: Path) -> dict[str, Any]:
         name = path.relative_to(run).as_posix()
         if path.name == "manifest.json":
             manifest = json.loads(path.read_text())
+            manifest["counts"].pop("encoded_mb_per_second", None)
             files[name] = {k: v for k, v in manifest.items() if k not in ("seconds", "finished", "run_uri")}
         else:
             files[name] = path.read_bytes()

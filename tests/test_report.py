@@ -60,6 +60,7 @@ def facts() -> dict[str, Any]:
         "tokenizer": {
             "vocab_size": 8192,
             "tokens_per_byte": 0.2,
+            "encoded_mb_per_second": 9.5,
             "multi_word_pieces": 2104,
             "multi_word_piece_share": 0.257,
             "multi_word_token_share": 0.163,

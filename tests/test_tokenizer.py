@@ -250,6 +250,7 @@ def test_report(model: Path, tokenizer: Tokenizer) -> None:
     assert report.bytes == sum(len(text.encode()) for text in held_out)
     assert report.tokens == len(tokens)
     assert report.tokens_per_byte == len(tokens) / report.bytes < 0.3
+    assert 0 < report.encoded_mb_per_second < 1e4
     assert report.tokens_per_byte_by_source == {
         "first": sum(map(len, ids[:5])) / sum(map(len, held_out[:5])),
         "second": sum(map(len, ids[5:])) / sum(map(len, held_out[5:])),

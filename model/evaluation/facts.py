@@ -63,6 +63,8 @@ class Funnel(TypedDict, total=False):
 class Tokenizer(TypedDict, total=False):
     vocab_size: int
     tokens_per_byte: float
+    encoded_mb_per_second: float
+    """Of text, by one process, a document at a time."""
     multi_word_pieces: int
     multi_word_piece_share: float
     """Of the vocabulary."""

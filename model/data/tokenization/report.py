@@ -1,5 +1,6 @@
 """What a tokenizer does to text: the gate that it must pass, and the figures by which a person judges it."""
 
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -30,6 +31,7 @@ class TokenizerReport:
         tokens_per_byte_by_source: Tokens by byte of UTF-8, of each source's documents.
         tokens_per_word_by_language: The fertility; words as model/data/words.py splits them.
         entity_pieces: Multi-word pieces all of whose words are capitalised, as in names.
+        encoded_mb_per_second: Of text, by one process, a document at a time.
         undertrained_pieces: Pieces that the text which the vocabulary was chosen on does not use; None if unknown.
         examples: The most frequent multi-word pieces, then the longest.
         entity_examples: The most frequent entity pieces.
@@ -39,6 +41,7 @@ class TokenizerReport:
     bytes: int
     tokens: int
     tokens_per_byte: float
+    encoded_mb_per_second: float
     tokens_per_byte_by_source: dict[str, float]
     tokens_per_word_by_language: dict[str, float]
     vocab_size: int
@@ -89,10 +92,12 @@ def check_tokenizer(
     """
     sources, languages = _Sizes(), _Sizes()
     used = np.zeros(tokenizer.vocab_size, np.int64)
-    checked = 0
+    checked, seconds = 0, 0.0
     for document in islice(documents, config.round_trip_documents):
         text = replace_surrogates(document.text)
+        started = time.perf_counter()
         ids = tokenizer.encode(text)
+        seconds += time.perf_counter() - started
         _require_same(text, tokenizer.decode(ids), checked)
         checked += 1
         used += np.bincount(ids, minlength=len(used))
@@ -111,6 +116,7 @@ def check_tokenizer(
         bytes=n_bytes,
         tokens=tokens,
         tokens_per_byte=tokens / n_bytes,
+        encoded_mb_per_second=n_bytes / 1e6 / seconds,
         tokens_per_byte_by_source={name: size.tokens / size.bytes for name, size in sorted(sources.items())},
         tokens_per_word_by_language={
             name: size.tokens / size.words for name, size in sorted(languages.items()) if size.words
