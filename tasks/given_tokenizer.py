@@ -25,6 +25,6 @@ def given_tokenizer(config: TokenizerConfig) -> Path | None:
         raise ValueError(f"tokenizer.uri: {error}") from error
     if tokenizer.vocab_size != config.vocab_size:
         raise ValueError(
-            f"tokenizer.vocab_size ({config.vocab_size}) must be that of tokenizer.uri, {tokenizer.vocab_size}"
+            f"tokenizer.vocab_size ({config.vocab_size}) must be {tokenizer.vocab_size}, that of tokenizer.uri"
         )
     return path

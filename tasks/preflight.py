@@ -50,7 +50,8 @@ def check_run(config: PipelineConfig, needs_cluster: bool = True) -> None:
         _check_readable(f"data.sources.{index}.uri", source)
         _check_fields(f"data.sources.{index}.text_fields", source)
     _check_run_directory(config, sources)
-    if not given_tokenizer(config.tokenizer):
+    only_documents = config.data.filters.score_only and not needs_cluster
+    if not (only_documents or given_tokenizer(config.tokenizer)):
         _check_vocabulary(config, sources)
 
 

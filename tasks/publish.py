@@ -50,7 +50,9 @@ def publish(config: PipelineConfig, manifests: list[Manifest]) -> RunResult:
 def publish_data(config: PipelineConfig, manifests: list[Manifest]) -> str:
     """report.html of data preparation alone; its URI. `pretrain` writes the whole one over it."""
     stage = Stage(config.run_uri, "report", "", {}, {})
-    stage.storage.write("report.html", render(cast(Facts, data_facts(config, manifests))).encode())
+    facts = cast(Facts, data_facts(config, manifests))
+    stage.storage.write("report.json", json.dumps(facts, indent=1).encode())
+    stage.storage.write("report.html", render(facts).encode())
     report_uri = f"{config.run_uri}/report.html"
     say_outcome(stage.name, "done", stage.seconds, report_uri)
     return report_uri

@@ -160,8 +160,8 @@ def test_a_wrong_variable_is_refused(capsys: pytest.CaptureFixture[str], monkeyp
         ("empty.jsonl", b'{"text": null}\n' * 3, "hold no text (3 no_text_field)"),
         (
             "other.csv",
-            b"id;text\n1;a\n",
-            "data.sources.0.text_fields: 'text' is no field of other.csv, which has id;text",
+            b"id;body\n1;a\n",
+            "data.sources.0.text_fields: 'text' is no field of other.csv, which has id, body",
         ),
         ("small.txt", b"Fellow-Citizens of the Senate", "tokenizer.vocab_size (4096) is more than the corpus supports"),
     ],

@@ -141,6 +141,18 @@ def test_fields_are_joined(record: dict[str, object], expected: str | Dropped) -
         assert read(name, data, text_fields=FIELDS) == [expected]
 
 
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_columns_of_csv_are_separated_by_what_is_in_the_header(delimiter: str) -> None:
+    rows = [["id", '"a;b,c|d"', "text"], ["1", "x", '"one; two, three | four"']]
+    data = "".join(delimiter.join(row) + "\r\n" for row in rows).encode()
+    assert read("x.csv", data) == ["one; two, three | four"]
+
+
+def test_one_column_of_csv_has_no_delimiter() -> None:
+    assert read("x.csv", b"text\none; two; three\n") == ["one; two; three"]
+    assert read("x.csv", b"text") == []
+
+
 def test_columns_are_joined() -> None:
     data = b"title,body.text,tail\nT,B,E\nT,,E\n,,\n"
     assert read("x.csv", data, text_fields=FIELDS) == ["T\n\nB\n\nE", "T\n\nE", ""]
@@ -285,4 +297,4 @@ def test_unknown_suffix_is_named(name: str) -> None:
     with pytest.raises(ValueError, match=r"the suffix is none of \.jsonl, \.ndjson, \.json, \.csv, \.tsv") as error:
         document_format(name)
     assert str(error.value).startswith(f"{name}: ")
-    assert str(error.value).endswith("may be followed by .gz, .zst, .bz2, .xz")
+    assert "may be followed by .gz, .zst, .bz2, .xz; of a folder with other files" in str(error.value)

@@ -266,7 +266,7 @@ def test_a_given_tokenizer_is_used_as_it_is(finished: PipelineConfig, corpus: st
     assert (tmp_path / "run/tokenizer/tokenizer.model").read_bytes() == model.read_bytes()
     tokens = read(finished, "tokens/manifest.json")["files"]
     assert read(config, "tokens/manifest.json")["files"] == tokens
-    with pytest.raises(ValueError, match=r"tokenizer.vocab_size \(600\) must be that of tokenizer.uri, 500"):
+    with pytest.raises(ValueError, match=r"tokenizer.vocab_size \(600\) must be 500, that of tokenizer.uri"):
         preparation(tiny_config(tmp_path / "run", corpus, tokenizer={"uri": str(model), "vocab_size": 600}))
     with pytest.raises(ValueError, match=r"tokenizer.uri: .*corpus.jsonl is no SentencePiece model"):
         preparation(tiny_config(tmp_path / "run", corpus, tokenizer={"uri": corpus}))

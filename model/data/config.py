@@ -234,6 +234,11 @@ class DataConfig(Section):
         64 << 20, ge=1 << 16, description="Bytes of source files that are worked on at once, and text bytes of a shard."
     )
 
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _bare_source(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _leaves_training_data(self) -> Self:
         if self.validation_fraction + self.test_fraction >= 1:

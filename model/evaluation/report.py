@@ -120,6 +120,11 @@ def verdict(facts: Facts) -> Verdict:
         return _verdict_on_text(test, _scored(facts, "test"))
     if checks:
         return Verdict(GOOD, "The cluster passed the scaling gate.", f"{len(checks)} checks, all within their bounds.")
+    if splits := facts.get("tokens"):
+        tokens = count(sum(split["tokens"] for split in splits.values()))
+        return Verdict(NEUTRAL, f"{tokens} tokens are ready to train on.", "Nothing was trained yet.")
+    if facts.get("funnel"):
+        return Verdict(NEUTRAL, "Documents are ready to be looked at.", "Nothing was trained yet.")
     return Verdict(NEUTRAL, "The run has no evaluation yet.", "")
 
 

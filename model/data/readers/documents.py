@@ -10,7 +10,7 @@ from model.data.config import SourceConfig
 from model.data.readers.blocks import joined_blocks, read_blocks
 from model.data.readers.charsets import as_utf8
 from model.data.readers.decompression import COMPRESSIONS, decompressed
-from model.data.readers.objects import Record, csv_objects, json_objects, leaf_names
+from model.data.readers.objects import Record, csv_objects, find_delimiter, json_objects, leaf_names
 from model.data.readers.records import DamagedFile, Dropped, decoded, joined_fields, replace_surrogates
 from model.data.readers.splitting import CsvRows, JsonValues, Lines, split_records
 from model.data.readers.tables import arrow_columns, arrow_texts, parquet_columns, parquet_texts
@@ -46,7 +46,6 @@ FORMATS = {
 _COLUMNAR = {"parquet": parquet_texts, "arrow": arrow_texts}
 _COLUMNS = {"parquet": parquet_columns, "arrow": arrow_columns}
 _RECORDS_WITH_NAMES = 100
-_DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ def document_format(name: str) -> tuple[str, str | None]:
     columnar = [suffix for suffix, value in FORMATS.items() if value in _COLUMNAR]
     raise ValueError(
         f"{name}: the suffix is none of {', '.join(FORMATS)}; all but {', '.join(columnar)} may be followed by "
-        f"{', '.join(COMPRESSIONS)}"
+        f"{', '.join(COMPRESSIONS)}; of a folder with other files too, name those that are meant by a pattern"
     )
 
 
@@ -173,7 +172,7 @@ def _records(
         return json_objects(_filled(split_records(blocks, Lines(), max_bytes)))
     if file_format == "json":
         return json_objects(split_records(blocks, JsonValues(), max_bytes))
-    delimiter = _DELIMITERS[file_format]
+    delimiter, blocks = ("\t", blocks) if file_format == "tsv" else find_delimiter(blocks)
     rows = _filled(split_records(blocks, CsvRows(delimiter), max_bytes))
     return csv_objects(rows, delimiter, source.text_fields)
 

@@ -5,6 +5,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any
 
 from model.data.readers.records import DamagedFile, Dropped, decoded, dropped
@@ -22,6 +23,9 @@ _decode_json = json.JSONDecoder(parse_int=len).decode
 
 # Rows are bounded before they are parsed; the default refuses fields above 128 KiB.
 csv.field_size_limit(sys.maxsize)
+_DELIMITERS = ",;\t|"  # the first of those that are as often there
+_MAX_HEADER_BYTES = 1 << 16
+_QUOTED = re.compile(rb'"[^"]*"')
 
 
 def json_objects(raws: Iterable[bytes | Dropped]) -> Iterator[Record | Dropped]:
@@ -39,6 +43,15 @@ def json_objects(raws: Iterable[bytes | Dropped]) -> Iterator[Record | Dropped]:
             yield dropped("invalid_json", raw)
             continue
         yield (record, raw) if isinstance(record, dict) else dropped("not_an_object", raw)
+
+
+def find_delimiter(blocks: Iterable[bytes]) -> tuple[str, Iterator[bytes]]:
+    """Returns what separates the columns, which is what is in the header most often, and all blocks."""
+    left, head = iter(blocks), b""
+    while b"\n" not in head and len(head) < _MAX_HEADER_BYTES and (block := next(left, b"")):
+        head += block
+    header = _QUOTED.sub(b"", head.partition(b"\n")[0])
+    return max(_DELIMITERS, key=lambda delimiter: header.count(delimiter.encode())), chain((head,), left)
 
 
 def csv_objects(rows: Iterable[bytes | Dropped], delimiter: str, fields: Iterable[str]) -> Iterator[Record | Dropped]:
