@@ -15,6 +15,7 @@ _MESSAGE = "jumbo: interrupted; the same command continues where it stopped\n"
 END_SECONDS = 30.0
 """Longest time in which a run may end in order: ranks have 15 s to end, and Prefect's server may not answer."""
 
+_AGAIN_SECONDS = 0.1
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _received: list[int] = []
 _first: queue.SimpleQueue[int] = queue.SimpleQueue()  # which a handler may use, whatever it has interrupted
@@ -24,6 +25,7 @@ _first: queue.SimpleQueue[int] = queue.SimpleQueue()  # which a handler may use,
 def one_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt, with the signal's number, at the first signal in the block; ignore the others."""
     before = {number: signal.getsignal(number) for number in _SIGNALS}
+    sys.unraisablehook = _again
     threading.Thread(target=_bound, daemon=True).start()
     listen()
     try:
@@ -59,6 +61,14 @@ def _interrupt(number: int, _: FrameType | None) -> None:
         _received.append(number)
         _first.put(number)
         raise KeyboardInterrupt(number)
+
+
+def _again(lost: "sys.UnraisableHookArgs") -> None:
+    """Interrupt once more what was interrupted in the collection of garbage: there, Python drops every exception."""
+    if isinstance(lost.exc_value, KeyboardInterrupt) and _received:
+        threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), _received.pop())).start()
+    else:
+        sys.__unraisablehook__(lost)
 
 
 def _bound() -> None:

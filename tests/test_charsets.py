@@ -69,6 +69,101 @@ def test_zeros_in_ascii_are_not_utf16() -> None:
     assert read("x.txt", bytes(64)) == [64 * "\0"]
 
 
+# Article 1 again, in scripts that have few zeros in UTF-16.
+PROSE = {
+    "Chinese": "人人生而自由，在尊严和权利上一律平等。他们赋有理性和良心，并应以兄弟关系的精神相对待。",
+    "Japanese": "すべての人間は、生まれながらにして自由であり、かつ、尊厳と権利とについて平等である。",
+    "Korean": "모든 인간은 태어날 때부터 자유로우며 그 존엄과 권리에 있어 동등하다.",
+    "Thai": "มนุษย์ทั้งหลายเกิดมามีอิสระและเสมอภาคกันในเกียรติศักดิ์และสิทธิ",
+    "Khmer": "មនុស្សទាំងអស់កើតមកមានសេរីភាពនិងសមភាពក្នុងសេចក្ដីថ្លៃថ្នូរនិងសិទ្ធិ។",
+    "Hindi": "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता और समानता प्राप्त है।",
+    "Georgian": "ყველა ადამიანი იბადება თავისუფალი და თანასწორი თავისი ღირსებითა და უფლებებით.",
+}
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("language", PROSE)
+def test_prose_without_a_mark(encoding: str, language: str) -> None:
+    text = PROSE[language]
+    for lines in (text, text + "\n", 90 * (text + "\n")):
+        assert read("x.txt", lines.encode(encoding)) == [lines]
+        assert encodings_of("x.txt", lines.encode(encoding)) == [encoding]
+    assert read("x.jsonl", json_lines(text, text).decode().encode(encoding)) == [text, text]
+    assert read("x.csv", f"text,n\n{text},1\n".encode(encoding)) == [text]
+    page = f"<html><body><p>{text}</p></body></html>"
+    assert read("x.html", page.encode(encoding)) == [text]
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_damage_in_utf16_without_a_mark(encoding: str) -> None:
+    text = 9 * (PROSE["Chinese"] + "\n")
+    lone = "\ud83d".encode(encoding, "surrogatepass")
+    assert read("x.txt", text.encode(encoding) + lone + "\n".encode(encoding)) == [text + "\ufffd\n"]
+    assert read("x.txt", text.encode(encoding)[:-1]) == [text[:-1] + "\ufffd"]
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "cp1252"])
+@pytest.mark.parametrize("place", range(8))
+def test_stray_zeros_are_not_utf16(encoding: str, place: int) -> None:
+    # 96 characters, of which none becomes a part of another.
+    article = ARTICLES["cp1252"]
+    for text in (article[:place] + "\0" + article[place:], 9 * (article[: 2 * place] + "\0" + article[place:])):
+        assert read("x.txt", text.encode(encoding)) == [text]
+        assert encodings_of("x.txt", text.encode(encoding)) == [encoding]
+    table = "1\t2\t3\t4\t5\n" * 20
+    assert read("x.txt", (table[:place] + "\0" + table[place:]).encode()) == [table[:place] + "\0" + table[place:]]
+    paths = 20 * "usr/share/doc\0"
+    assert read("x.txt", paths[place:].encode()) == [paths[place:]]
+
+
+ICELANDIC = "Hver maður er borinn frjáls og jafn öðrum að virðingu og réttindum. Það er gæddur þeim, ý og Þór.\n"
+TURKISH = "Bütün insanlar hür, haysiyet ve haklar bakımından eşit doğarlar. Akıl ve vicdana sahiptirler, Málaga.\n"
+UKRAINIAN = "Всі люди народжуються вільними і рівними у своїй гідності та правах. Ґанок, її ґрунт і Європа.\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"),
+    [
+        (ICELANDIC, "cp1252"),
+        (TURKISH, "cp1254"),
+        (UKRAINIAN, "koi8-u"),
+        ("╔═══════╗\n║ люди  ║\n╟───────╢\n║рождаются║\n╚═══════╝\n" + ARTICLES["koi8-r"], "koi8-r"),
+    ],
+)
+@pytest.mark.parametrize("times", [1, 20])
+def test_neighbouring_alphabets_are_told_apart(text: str, encoding: str, times: int) -> None:
+    assert encodings_of("x.txt", (times * text).encode(encoding)) == [encoding]
+    assert read("x.txt", (times * text).encode(encoding)) == [times * text]
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding"), [('日本 "ABC", ア', "iso2022_jp"), ("ｱｲｳ 日本", "iso2022_jp_ext"), ("한국 ABC", "iso2022_kr")]
+)
+@pytest.mark.parametrize("read_bytes", [1, None])
+def test_escapes_tell_iso_2022(text: str, encoding: str, read_bytes: int | None) -> None:
+    ascii_head = 20 * "A line of plain English text, \x1b[1min bold\x1b[0m.\n"
+    for whole in (text, ascii_head + text + "\nand more\n"):
+        assert read("x.txt", whole.encode(encoding), read_bytes=read_bytes) == [whole]
+    assert read("x.jsonl", json_lines(text, text).decode().encode(encoding), read_bytes=read_bytes) == [text, text]
+    page = f"<html><body><p>{text}</p></body></html>"
+    assert read("x.html", page.encode(encoding)) == [text]
+
+
+def test_other_escapes_are_ascii() -> None:
+    log = "\x1b[32mok\x1b[0m costs \x1b$ 5, $BAD\n"
+    assert read("x.txt", 50 * log.encode()) == [50 * log]
+    assert encodings_of("x.txt", log.encode()) == ["utf-8"]
+    text = log + PROSE["Japanese"]
+    assert read("x.txt", text.encode()) == [text]
+
+
+@pytest.mark.parametrize("shift", range(5))
+def test_an_escape_where_detection_stops_looking(shift: int) -> None:
+    head = "\x1b[0m"
+    text = head + "x" * ((1 << 20) - len(head) - shift) + "日本 and more"
+    assert read("x.txt", text.encode("iso2022_jp"), limit=2 << 20) == [text]
+
+
 def test_a_mark_alone_is_an_empty_file() -> None:
     for mark in MARKED.values():
         assert read("x.jsonl", mark) == read("x.csv", mark) == read("x.json", mark) == []

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -108,6 +109,33 @@ def test_scores_are_exact(tmp_path: Path, model_path: Path) -> None:
     (tmp_path / "other.model").write_bytes(model.SerializeToString())
     with pytest.raises(ValueError, match=r"other\.model is of another system: its scores are not multiples of 1 / 64"):
         Tokenizer(tmp_path / "other.model")
+
+
+def test_a_model_of_another_system_is_refused(tmp_path: Path, model_path: Path) -> None:
+    def changed(**normalizer: object) -> Any:
+        proto = ModelProto.FromString(model_path.read_bytes())
+        for name, value in normalizer.items():
+            setattr(proto.normalizer_spec, name, value)
+        return proto
+
+    bpe, bytes_lost, renamed = changed(), changed(), changed()
+    bpe.trainer_spec.model_type = bpe.trainer_spec.BPE
+    next(piece for piece in bytes_lost.pieces if piece.piece == "<0xE2>").piece = "other"
+    renamed.pieces[1].piece = "</s>"
+    faults = {
+        "it is no unigram model": bpe,
+        "it changes text before it encodes it": changed(add_dummy_prefix=True),
+        "it has not all bytes": bytes_lost,
+        "its first pieces are not <unk>": renamed,
+    }
+    path = tmp_path / "other.model"
+    for fault, changed_model in faults.items():
+        path.write_bytes(changed_model.SerializeToString())
+        with pytest.raises(ValueError, match=fault):
+            Tokenizer(path)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="its first pieces are not"):
+        Tokenizer(path)
 
 
 def test_every_document_ends_once(tmp_path: Path, model_path: Path, tokenizer: Tokenizer) -> None:  # case B2

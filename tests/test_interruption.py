@@ -284,3 +284,26 @@ def test_a_signal_to_the_whole_group(
     assert (process.returncode, said.decode()) == (code, f"{INTERRUPTED}\n")
     assert LocalProvider(default_state_dir()).list_clusters() == []
     await_(lambda: not left(no_api), seconds=10)
+
+
+def test_an_interrupt_in_the_collection_of_garbage_is_not_lost() -> None:
+    """Python drops what is raised in __del__."""
+    code = """
+import os, signal, time
+from flows.interruption import end_interrupted, one_interrupt
+class Interrupted:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(1000): pass
+with one_interrupt():
+    try:
+        Interrupted()
+        time.sleep(20)
+        print("it went on")
+    except KeyboardInterrupt as interrupt:
+        end_interrupted(interrupt)
+"""
+    ended = subprocess.run(
+        [*HEARD, sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (128 + signal.SIGTERM, "", f"{INTERRUPTED}\n")

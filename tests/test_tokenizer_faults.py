@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from sample_text import make_documents
@@ -184,3 +185,13 @@ def test_bounds_of_the_settings(tmp_path: Path, settings: dict[str, int]) -> Non
 def test_sample_that_is_smaller_than_any_text(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"supports \(\d+\)"):
         train_tokenizer(TEXTS, TokenizerConfig(vocab_size=1000, sample_bytes=1 << 10), 0, tmp_path)
+
+
+@pytest.mark.parametrize("method", ["phrases", "direct"])
+def test_a_space_comes_back_though_no_text_had_one(method: Literal["phrases", "direct"], tmp_path: Path) -> None:
+    """Without a piece for it, it would be written as SentencePiece's own sign for a space, and come back as that."""
+    chance = random.Random(0)
+    texts = ["".join(chance.choices("thequickbrownfox", k=200)) + "\n" for _ in range(100)]
+    tokenizer = Tokenizer(train_tokenizer(texts, TokenizerConfig(vocab_size=320, method=method), 0, tmp_path))
+    for text in ("a b  c", " ", "hello world"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text

@@ -8,6 +8,7 @@ from itertools import chain
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
 from model.data.readers.records import BYTE_ORDER_MARK, DamagedFile, replace_surrogates
+from model.data.readers.wide_encodings import wide_encoding
 from model.data.readers.windows1252 import judge_faults
 
 # The mark of UTF-16-LE starts that of UTF-32-LE, which therefore comes first.
@@ -18,9 +19,6 @@ _MARKS = {
     codecs.BOM_UTF16_LE: "utf-16-le",
     codecs.BOM_UTF16_BE: "utf-16-be",
 }
-# Bytes of a character, the place of one that is zero in many characters, and of one that hardly ever is.
-_WIDE = {"utf-32-le": (4, 3, 0), "utf-32-be": (4, 0, 3), "utf-16-le": (2, 1, 0), "utf-16-be": (2, 0, 1)}
-_MIN_ZERO_SHARE = 0.05
 # What text that looks like nothing known is most often in; every byte but five is a character there.
 _FALLBACK = "cp1252"
 
@@ -35,8 +33,22 @@ _LATIN_ALPHABETS = frozenset(
     ("cp1250", "cp1254", "cp1257", "cp1258", "iso8859-2", "iso8859-13", "iso8859-15", "iso8859-16")
 )
 
+# The letters of Icelandic that Turkish has not, and those that stand in place of the Turkish ı and İ: ý and Ý.
+_NOT_TURKISH = "æáíóúÆÁÍÓÚ".encode("cp1252")
+_TURKISH_I = "ıİ".encode("cp1254")
+# Ukrainian letters between others, where KOI8-R has what boxes are drawn with.
+_KOI8_U = re.compile(b"(?<=[\xc0-\xff])[%b](?=[\xc0-\xff])" % "єіїґЄІЇҐ".encode("koi8-u"))
+
+# What switches from ASCII to other characters, and some of these: two bytes that look like ASCII each, or in half-width
+# katakana one. Sources: RFC 1468, RFC 1557 and, for the katakana, https://encoding.spec.whatwg.org/#iso-2022-jp.
+_SWITCHES = {
+    "iso2022_jp_ext": re.compile(rb"\x1b(?:\$(?:[@B]|\(D)(?:[!-~]{2})+|\(I[!-_]+)"),
+    "iso2022_kr": re.compile(rb"\x1b\$\)C|\x0e(?:[!-~]{2})+\x0f"),
+}
+_ESCAPE = b"\x1b"
+
 _NON_ASCII = bytes(range(0x80, 0x100))
-_NON_ASCII_BYTE = re.compile(rb"[\x80-\xff]")
+_TELLING_BYTE = re.compile(rb"[\x80-\xff\x1b]")
 # A character of UTF-8 that has fewer bytes than its first one tells.
 _CUT_CHARACTER = rb"(?=[\xc2-\xf4]\Z|[\xe0-\xf4].\Z|[\xf0-\xf4]..\Z)%b[\x80-\xbf]*\Z"
 _CUT_BY_LIMIT = re.compile(_CUT_CHARACTER % b".", re.DOTALL)
@@ -52,8 +64,8 @@ def as_utf8(blocks: Iterable[bytes], encoding: str, on_encoding: Callable[[str],
     Args:
         blocks: The file.
         encoding: Its encoding; empty to detect it: UTF-16 and UTF-32 on the first MiB, others with byte_encoding on the
-            MiB from where the file ceases to be ASCII. What that finds may hold for that MiB alone; then the next one
-            with a byte that is not ASCII is judged by itself.
+            MiB from where the file ceases to be ASCII or has an escape. What that finds may hold for that MiB alone;
+            then the next one with such a byte is judged by itself.
         on_encoding: Called with the encoding's name, once; of several, the first that is not ASCII.
 
     Raises:
@@ -62,7 +74,7 @@ def as_utf8(blocks: Iterable[bytes], encoding: str, on_encoding: Callable[[str],
     blocks = iter(blocks)
     head, damage = _read_head(blocks)
     blocks = _resumed(head, damage, blocks)
-    encoding = encoding or marked_encoding(head) or _wide_encoding(head)
+    encoding = encoding or marked_encoding(head) or wide_encoding(head, _decodes(head, "utf-8"))
     if not encoding:
         yield from _detected(blocks, on_encoding)
         return
@@ -76,6 +88,7 @@ def as_utf8(blocks: Iterable[bytes], encoding: str, on_encoding: Callable[[str],
 def byte_encoding(data: bytes, is_end: bool = True) -> tuple[str, bool]:
     """Returns the encoding of text that is neither UTF-16 nor UTF-32, and whether that holds for what follows as well.
 
+    - With escape sequences that switch to Japanese or Korean characters in ASCII bytes it is ISO 2022.
     - With valid characters of several bytes it is UTF-8; bytes that are none are damage. A character that is cut at the
       end is valid.
     - Without such characters, or with no more than may be valid by chance, it is Windows-1252 if most bytes stand where
@@ -88,6 +101,8 @@ def byte_encoding(data: bytes, is_end: bool = True) -> tuple[str, bool]:
         data: The text, or a part that starts and, unless it is its end, ends between characters.
         is_end: Whether what is cut at the end is missing in the file.
     """
+    if escaped := _escaped_encoding(data):
+        return escaped, True
     cut = (_CUT_BY_END if is_end else _CUT_BY_LIMIT).search(data[-4:])
     text = data[: len(data) - len(cut[0]) if cut else None].decode("utf-8", errors="surrogateescape")
     faults = judge_faults(text)
@@ -102,17 +117,20 @@ def byte_encoding(data: bytes, is_end: bool = True) -> tuple[str, bool]:
         return "", False
     lines = b"\n".join(line for line in data.split(b"\n") if not line.isascii())
     guess = _browser_name(detect_encoding(lines, max_len=_EVIDENCE_BYTES, html5_compatible=False) or _FALLBACK)
-    return guess if guess in _LATIN_ALPHABETS or not is_western else _FALLBACK, True
+    guess = guess if guess in _LATIN_ALPHABETS or not is_western else _FALLBACK
+    return _told_apart(guess, lines), True
 
 
 def html_encoding(page: bytes, http_charset: str) -> str:
     """Returns the encoding of an HTML page without a byte order mark, named as browsers read it.
 
-    It is UTF-8 if it is that and not ASCII; or what its HTTP header or itself tells, unless that is UTF-8, which it
-    then is not; or what byte_encoding finds.
+    It is UTF-16 or UTF-32 if it looks like that; UTF-8 if it is that and not ASCII; or what its HTTP header or itself
+    tells, unless that is UTF-8, which it then is not; or what byte_encoding finds.
     """
-    is_ascii = page.isascii()
-    if not is_ascii and _decodes(page, "utf-8"):
+    is_ascii, is_utf8 = page.isascii(), _decodes(page, "utf-8")
+    if wide := wide_encoding(page, is_utf8):
+        return wide
+    if is_utf8 and not is_ascii:
         return "utf-8"
     told = map_encoding_to_html5(http_charset, fallback_utf8=False)
     if not told:
@@ -120,8 +138,8 @@ def html_encoding(page: bytes, http_charset: str) -> str:
         head = page[:_EVIDENCE_BYTES].translate(None, _NON_ASCII)
         found = detect_encoding(head, html5_compatible=False, from_html_meta=True) or "ascii"
         told = "" if found == "ascii" else _browser_name(found)
-    if is_ascii or told not in ("", "utf-8"):
-        return told or "utf-8"
+    if told not in ("", "utf-8"):
+        return told
     return byte_encoding(page)[0] or "utf-8"
 
 
@@ -137,7 +155,7 @@ def _detected(blocks: Iterator[bytes], on_encoding: Callable[[str], None]) -> It
     encoding = ""
     for block in blocks:
         data, rest = rest + block, b""
-        found = None if data.isascii() else _NON_ASCII_BYTE.search(data)
+        found = None if data.isascii() and _ESCAPE not in data else _TELLING_BYTE.search(data)
         ascii_head = data[: found.start()] if found else data
         before = (before + ascii_head)[-2:]
         yield ascii_head
@@ -146,8 +164,8 @@ def _detected(blocks: Iterator[bytes], on_encoding: Callable[[str], None]) -> It
         window, damage = _read_head(blocks, data[found.start() :])
         is_end = len(window) < _HEAD_BYTES
         judged = window[:_HEAD_BYTES]
-        if not is_end:  # what follows a character tells its place
-            rest = window[len(judged.rstrip(_NON_ASCII) or judged) :]
+        if not is_end:  # what follows a character tells its place, and what follows an escape its meaning
+            rest = window[len(judged.rstrip(_NON_ASCII + b"\x1b$(") or judged) :]
         window_encoding, is_settled = byte_encoding(before + judged, is_end)
         encoding = encoding or window_encoding
         if is_settled:
@@ -177,30 +195,28 @@ def _recoded(blocks: Iterator[bytes], encoding: str) -> Iterator[bytes]:
         yield replace_surrogates(text).encode()
 
 
+def _escaped_encoding(data: bytes) -> str:
+    """Returns the ISO 2022 that most escaped characters are in, or an empty string if more bytes are not ASCII."""
+    if _ESCAPE not in data:
+        return ""
+    sizes = {encoding: sum(map(len, switch.findall(data))) for encoding, switch in _SWITCHES.items()}
+    encoding = max(sizes, key=sizes.__getitem__)
+    return encoding if sizes[encoding] > len(data) - len(data.translate(None, _NON_ASCII)) else ""
+
+
+def _told_apart(guess: str, lines: bytes) -> str:
+    """Returns the guess, or the encoding that uchardet takes for it: it knows no Icelandic and no KOI8-U."""
+    if guess == "cp1254":
+        foreign, turkish = (len(lines) - len(lines.translate(None, kind)) for kind in (_NOT_TURKISH, _TURKISH_I))
+        return _FALLBACK if foreign > turkish else guess
+    return "koi8-u" if guess == "koi8-r" and _KOI8_U.search(lines) else guess
+
+
 def _browser_name(name: str) -> str:
     try:
         return codecs.lookup(map_encoding_to_html5(name, fallback_utf8=False) or name).name
     except LookupError:
         return _FALLBACK
-
-
-def _wide_encoding(head: bytes) -> str:
-    """Returns UTF-16 or UTF-32 without a mark, or an empty string.
-
-    A space, a newline or a Latin letter has a zero in a place where hardly any character of a text has none. That
-    place is below 9 in every letter of an alphabet; text in Han characters, where it is not, is no UTF-8.
-    """
-    is_utf8 = _decodes(head, "utf-8")
-    for encoding, (width, zero_place, other_place) in _WIDE.items():
-        upper = head[zero_place::width]
-        zeros = upper.count(0)
-        if zeros <= _MIN_ZERO_SHARE * len(upper) or zeros <= 10 * head[other_place::width].count(0):
-            continue
-        if is_utf8 and 2 * len(upper.translate(None, bytes(range(9)))) > len(upper):
-            continue
-        if _decodes(head, encoding):
-            return encoding
-    return ""
 
 
 def _decodes(head: bytes, encoding: str) -> bool:

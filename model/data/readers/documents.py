@@ -45,7 +45,7 @@ FORMATS = {
 # They compress inside and are read by column, so they are never wrapped in a stream.
 _COLUMNAR = {"parquet": parquet_texts, "arrow": arrow_texts}
 _COLUMNS = {"parquet": parquet_columns, "arrow": arrow_columns}
-_RECORDS_WITH_NAMES = 100
+_RECORDS_WITH_NAMES = 10_000
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def read_documents(
 
 
 def field_names(file: SourceFile, max_document_bytes: int) -> list[str] | None:
-    """Returns the names of the columns, or of the fields of the first hundred records; None where nothing has a name.
+    """Returns the names of the columns, or of fields in the first ten thousand records; None where nothing has a name.
 
     A name a.b is that of field b of the object or column a.
 

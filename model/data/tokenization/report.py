@@ -17,6 +17,19 @@ from model.data.tokenization.tokenizer import SPACE, Tokenizer
 from model.data.words import split_words
 
 _EXAMPLES = 12
+# They must come back whatever the text was that the pieces are from.
+_AWKWARD = (
+    "a  b",
+    "a\nb",
+    " x ",
+    "\ufb01\u00bd",
+    "\u2026",
+    "\t\r\n\0",
+    "\U0001f600",
+    "\u2028",
+    "\u2581",
+    "</s><unk><|endoftext|>",
+)
 
 
 class TokenizerGateError(ValueError):
@@ -90,6 +103,8 @@ def check_tokenizer(
         TokenizerGateError: A text does not come back exactly, or tokens per byte exceed config.max_tokens_per_byte.
         ValueError: There is no text.
     """
+    for text in _AWKWARD:
+        _require_same(text, tokenizer.decode(tokenizer.encode(text)), "an awkward text")
     sources, languages = _Sizes(), _Sizes()
     used = np.zeros(tokenizer.vocab_size, np.int64)
     checked, seconds = 0, 0.0
@@ -98,7 +113,7 @@ def check_tokenizer(
         started = time.perf_counter()
         ids = tokenizer.encode(text)
         seconds += time.perf_counter() - started
-        _require_same(text, tokenizer.decode(ids), checked)
+        _require_same(text, tokenizer.decode(ids), f"document {checked}")
         checked += 1
         used += np.bincount(ids, minlength=len(used))
         sources.add(document.source, text, len(ids))
@@ -145,14 +160,13 @@ def _describe_pieces(tokenizer: Tokenizer, used: NDArray[np.int64], use: NDArray
     }
 
 
-def _require_same(text: str, decoded: str, document: int) -> None:
+def _require_same(text: str, decoded: str, what: str) -> None:
     if decoded == text:
         return
     at = next((i for i, (a, b) in enumerate(zip(text, decoded, strict=False)) if a != b), min(len(text), len(decoded)))
     around = slice(max(0, at - 20), at + 20)
     raise TokenizerGateError(
-        f"tokenizer: document {document} does not come back: at character {at} {text[around]!r} became "
-        f"{decoded[around]!r}"
+        f"tokenizer: {what} does not come back: at character {at} {text[around]!r} became {decoded[around]!r}"
     )
 
 

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
+from sentencepiece import sentencepiece_model_pb2
 
 from model.data.duplicates.addresses import ranges
 from model.data.readers.documents import replace_surrogates
+
+ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]  # made when it is imported
 
 UNKNOWN, END_OF_TEXT, PAD = 0, 1, 2
 CONTROL_PIECES = ("<unk>", "<|endoftext|>", "<pad>")
@@ -33,15 +36,15 @@ class Tokenizer:
     """
 
     def __init__(self, path: Path) -> None:
+        data = path.read_bytes()
         try:
-            self._model: Any = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+            self._model: Any = sentencepiece.SentencePieceProcessor(model_proto=data)
         except RuntimeError:
             raise ValueError(f"{path} is no SentencePiece model") from None
-        if self._model.id_to_piece([UNKNOWN, END_OF_TEXT, PAD]) != list(CONTROL_PIECES):
-            raise ValueError(f"{path} is of another system: its first pieces are not {', '.join(CONTROL_PIECES)}")
-        scores = np.array(self._model.get_score(list(range(self.vocab_size))))
-        if (scores * SCORES_PER_UNIT % 1).any():
-            raise ValueError(f"{path} is of another system: its scores are not multiples of 1 / {SCORES_PER_UNIT}")
+        proto = ModelProto.FromString(data)
+        scores = np.array([piece.score for piece in proto.pieces])
+        if fault := _fault(proto, scores):
+            raise ValueError(f"{path} is of another system: {fault}")
         # A character scores that much less at worst; it has at least one byte.
         self._exact_bytes = int((1 << 24) / SCORES_PER_UNIT / (_UNKNOWN_PENALTY - scores.min()))
         self._newline = self._model.piece_to_id("\n")
@@ -115,6 +118,23 @@ class Tokenizer:
 
     def is_multi_word(self, token: int) -> bool:
         return SPACE in self.piece(token).strip(SPACE)
+
+
+def _fault(proto: Any, scores: NDArray[np.float64]) -> str:
+    """Returns why a SentencePiece model does not give every text back, or add its scores exactly; else nothing."""
+    pieces = {piece.piece for piece in proto.pieces}
+    normalizer = proto.normalizer_spec
+    if proto.trainer_spec.model_type != proto.trainer_spec.UNIGRAM:
+        return "it is no unigram model"
+    if [piece.piece for piece in proto.pieces[: len(CONTROL_PIECES)]] != list(CONTROL_PIECES):
+        return f"its first pieces are not {', '.join(CONTROL_PIECES)}"
+    if normalizer.precompiled_charsmap or normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces:
+        return "it changes text before it encodes it"
+    if not pieces.issuperset({"\n", SPACE, *(f"<0x{byte:02X}>" for byte in range(256))}):
+        return "it has not all bytes, the newline and the space as pieces"
+    if (scores * SCORES_PER_UNIT % 1).any():
+        return f"its scores are not multiples of 1 / {SCORES_PER_UNIT}"
+    return ""
 
 
 def _blocks(lines: Sequence[bytes], max_bytes: int) -> Iterator[bytes]:

@@ -171,7 +171,7 @@ def _train_on_lines(sample: TextSample, config: TokenizerConfig, work: Path) -> 
     lines = Counter(chain.from_iterable(map(_lines, chain.from_iterable(sample.parts(sample.bytes)))))
     counted = sorted(lines.items())
     for alphabet in _alphabets(counted, config):
-        chunks = _covered(counted, alphabet)
+        chunks = {" ": 1} | _covered(counted, alphabet)
         model = _train_sentencepiece(chunks, config.vocab_size, config, work / f"lines-{len(alphabet)}")
         supported = count_pieces(model, {})
         if supported >= config.vocab_size:
@@ -225,13 +225,14 @@ def _alphabets(chunks: Iterable[tuple[str, int]], config: TokenizerConfig) -> li
         del chars[char]
     if not chars:
         raise ValueError(f"tokenizer.vocab_size ({config.vocab_size}): there is no text to train on")
-    alphabet = []
-    rest = chars.total()
-    uncovered = (1 - _COVERAGE) * rest
+    # The space too where there is none: its bytes would not be read as a space again.
+    alphabet = [SPACE]
+    rest = chars.total() - chars.pop(" ", 0)
+    uncovered = (1 - _COVERAGE) * chars.total()
     for char, count in sorted(chars.items(), key=lambda item: (-item[1], item[0])):
         if rest <= uncovered:
             break
-        alphabet.append(char.replace(" ", SPACE))
+        alphabet.append(char)
         rest -= count
     room = _room(config)
     return list(dict.fromkeys([frozenset(alphabet[: room // 2]), frozenset(alphabet[:room])]))

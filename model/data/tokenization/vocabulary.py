@@ -17,14 +17,12 @@ from typing import Any
 import numpy as np
 import sentencepiece
 from numpy.typing import NDArray
-from sentencepiece import sentencepiece_model_pb2
 
 from model.data.pieces import Engine, Piece, finish_piece
 from model.data.tokenization.text_sample import Blocks
-from model.data.tokenization.tokenizer import SCORES_PER_UNIT, SPACE
+from model.data.tokenization.tokenizer import SCORES_PER_UNIT, SPACE, ModelProto
 
 Counts = NDArray[np.int64]
-ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]  # made when it is imported
 
 _PRUNINGS = 2
 _UNSEEN = 0.5  # the count of a piece that the text does not use
