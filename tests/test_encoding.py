@@ -118,14 +118,14 @@ def test_a_model_of_another_system_is_refused(tmp_path: Path, model_path: Path) 
             setattr(proto.normalizer_spec, name, value)
         return proto
 
-    bpe, bytes_lost, renamed = changed(), changed(), changed()
-    bpe.trainer_spec.model_type = bpe.trainer_spec.BPE
-    next(piece for piece in bytes_lost.pieces if piece.piece == "<0xE2>").piece = "other"
+    words, space_lost, renamed = changed(), changed(), changed()
+    words.trainer_spec.model_type = words.trainer_spec.WORD
+    next(piece for piece in space_lost.pieces if piece.piece == "\u2581").piece = "other"
     renamed.pieces[1].piece = "</s>"
     faults = {
-        "it is no unigram model": bpe,
+        "it is no unigram model": words,
         "it changes text before it encodes it": changed(add_dummy_prefix=True),
-        "it has not all bytes": bytes_lost,
+        "it has not all bytes": space_lost,
         "its first pieces are not <unk>": renamed,
     }
     path = tmp_path / "other.model"
