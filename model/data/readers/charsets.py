@@ -46,6 +46,7 @@ _SWITCHES = {
     "iso2022_kr": re.compile(rb"\x1b\$\)C|\x0e(?:[!-~]{2})+\x0f"),
 }
 _ESCAPE = b"\x1b"
+_CUT_SWITCH = re.compile(rb"\x1b[ -~]{0,5}\Z")
 
 _NON_ASCII = bytes(range(0x80, 0x100))
 _TELLING_BYTE = re.compile(rb"[\x80-\xff\x1b]")
@@ -124,12 +125,12 @@ def byte_encoding(data: bytes, is_end: bool = True) -> tuple[str, bool]:
 def html_encoding(page: bytes, http_charset: str) -> str:
     """Returns the encoding of an HTML page without a byte order mark, named as browsers read it.
 
-    It is UTF-16 or UTF-32 if it looks like that; UTF-8 if it is that and not ASCII; or what its HTTP header or itself
-    tells, unless that is UTF-8, which it then is not; or what byte_encoding finds.
+    It is UTF-16, UTF-32 or ISO 2022 if it looks like that; UTF-8 if it is that and not ASCII; or what its HTTP header
+    or itself tells, unless that is UTF-8, which it then is not; or what byte_encoding finds.
     """
     is_ascii, is_utf8 = page.isascii(), _decodes(page, "utf-8")
-    if wide := wide_encoding(page, is_utf8):
-        return wide
+    if unmistakable := wide_encoding(page, is_utf8) or _escaped_encoding(page):
+        return unmistakable
     if is_utf8 and not is_ascii:
         return "utf-8"
     told = map_encoding_to_html5(http_charset, fallback_utf8=False)
@@ -165,7 +166,7 @@ def _detected(blocks: Iterator[bytes], on_encoding: Callable[[str], None]) -> It
         is_end = len(window) < _HEAD_BYTES
         judged = window[:_HEAD_BYTES]
         if not is_end:  # what follows a character tells its place, and what follows an escape its meaning
-            rest = window[len(judged.rstrip(_NON_ASCII + b"\x1b$(") or judged) :]
+            rest = window[len(_CUT_SWITCH.sub(b"", judged.rstrip(_NON_ASCII)) or judged) :]
         window_encoding, is_settled = byte_encoding(before + judged, is_end)
         encoding = encoding or window_encoding
         if is_settled:

@@ -123,7 +123,7 @@ def _page_text(page: bytes, encoding: str, http_charset: str, on_encoding: Calla
     """Returns the main text of a page in the given encoding, or in the one that it tells or looks like."""
     encoding = encoding or marked_encoding(page) or html_encoding(page, http_charset)
     on_encoding(encoding)
-    html = replace_surrogates(bytes_to_str(page, encoding))
+    html = replace_surrogates(bytes_to_str(page, encoding, errors="replace", fallback_encodings=()))
     if _depth(html) > _MAX_DEPTH:
         return dropped("too_deep", html)
     text = extract_plain_text(html, main_content=True, alt_texts=False)
