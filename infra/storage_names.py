@@ -40,12 +40,10 @@ def name_matches(name: Sequence[str], pattern: Sequence[str], leads: bool = Fals
     if not name or not pattern:
         return bool(pattern) if leads else not name and not pattern
     if pattern[0] == "**":
-        below = not name[0].startswith(".") and name_matches(name[1:], pattern, leads)
-        return below or name_matches(name, pattern[1:], leads)
+        return name_matches(name, pattern[1:], leads) or name_matches(name[1:], pattern, leads)
     return bool(_regex(pattern[0]).fullmatch(name[0])) and name_matches(name[1:], pattern[1:], leads)
 
 
 @cache
 def _regex(part: str) -> re.Pattern[str]:
-    seen = r"(?!\.)" if part.startswith(("*", "?")) else ""  # as in a shell, what is hidden is to be named
-    return re.compile(seen + re.sub(r"(\\\*)+", ".*", re.escape(part)).replace(r"\?", "."), re.DOTALL)
+    return re.compile(re.sub(r"(\\\*)+", ".*", re.escape(part)).replace(r"\?", "."), re.DOTALL)

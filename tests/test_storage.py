@@ -121,22 +121,6 @@ def test_a_local_path_that_holds_wildcards_is_itself(tmp_path: Path) -> None:
     assert [entry.name for entry in entries] == ["what?.txt"]
 
 
-def test_hidden_files_are_to_be_named(tmp_path: Path) -> None:
-    for name in (".hidden.txt", "a.txt", ".git/b.txt", "sub/.c.txt", "sub/._d.txt", "sub/e.txt"):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("x")
-    found = {
-        pattern: [entry.name for entry in find(f"{tmp_path}/{pattern}")[1]] for pattern in ("*", "**", ".*", "sub/.?*")
-    }
-    assert found == {
-        "*": ["a.txt"],
-        "**": ["a.txt", "sub/e.txt"],
-        ".*": [".hidden.txt"],
-        "sub/.?*": ["._d.txt", ".c.txt"],
-    }
-
-
 def test_files_of_an_installed_package() -> None:
     storage, entries = find("package:model/data/tokens/*.py")
     assert "batches.py" in [entry.name for entry in entries]
