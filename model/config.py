@@ -22,6 +22,10 @@ class ModelConfig(Section):
     seq_len: int = Field(256, ge=8, description="Context length in tokens.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on attention and residual branches in training.")
 
+    isolate_documents: bool = Field(
+        False, description="Let no token see another document that is packed into the same sequence."
+    )
+
     @model_validator(mode="after")
     def _heads_divide_width(self) -> Self:
         if self.d_model % self.n_head:

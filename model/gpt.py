@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from model.config import ModelConfig
+from model.data.tokenization.tokenizer import END_OF_TEXT
 
 
 class Attention(nn.Module):
@@ -28,14 +29,17 @@ class Attention(nn.Module):
         self.d_head = width // config.n_head
         self.dropout = config.dropout
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, visible: Tensor | None = None) -> Tensor:
+        """x: (B, T, d_model); visible: which tokens each one sees, (B, 1, T, T), where that is not all before it."""
         B, T, _ = x.shape
         query, key, value = (
             project(x).view(B, T, -1, self.d_head).transpose(1, 2)  # (B, n_head, T, d_head)
             for project in (self.query, self.key, self.value)
         )
         dropout = self.dropout if self.training else 0.0
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=dropout)
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=visible, is_causal=visible is None, dropout_p=dropout
+        )
         return self.output(mixed.transpose(1, 2).reshape(B, T, -1))  # (B, T, d_model)
 
 
@@ -58,8 +62,8 @@ class Block(nn.Module):
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
+    def forward(self, x: Tensor, visible: Tensor | None = None) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), visible))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
@@ -84,10 +88,22 @@ class GPT(nn.Module):
         positions = torch.arange(T, device=tokens.device)
         x = self.token_embedding(tokens) + self.position_embedding(positions)  # (B, T, d_model)
         x = self.dropout(x)
+        visible = same_document(tokens) if self.config.isolate_documents else None
         for layer in self.layers.values():
-            x = layer(x)
+            x = layer(x, visible)
         # Tied: the head is the embedding itself, so there are no two copies that could drift apart.
         return F.linear(self.norm(x), self.token_embedding.weight)  # (B, T, vocab_size)
+
+
+def same_document(tokens: Tensor) -> Tensor:
+    """Which tokens each one sees, (B, 1, T, T): those before it, back to the end of text that its document follows.
+
+    The end of text of one document is what the next one's first token is predicted from, so it belongs to that one.
+    """
+    documents = (tokens == END_OF_TEXT).cumsum(1)
+    T = tokens.shape[1]
+    before = torch.ones(T, T, dtype=torch.bool, device=tokens.device).tril()
+    return (before & (documents[:, :, None] == documents[:, None, :])).unsqueeze(1)
 
 
 @torch.no_grad()

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from model.config import ModelConfig
+from model.data.tokenization.tokenizer import END_OF_TEXT
 from model.gpt import GPT, derive_seed, initialize
 
 TINY = ModelConfig(n_layer=2, n_head=2, d_model=16, seq_len=12)
@@ -40,6 +41,29 @@ def test_a_token_does_not_see_later_ones() -> None:
     before, after = model(tokens), model(changed)
     assert torch.equal(before[:, :8], after[:, :8])
     assert not torch.allclose(before[:, 8:], after[:, 8:])
+
+
+@pytest.mark.parametrize("isolated", [True, False])
+def test_a_document_sees_no_other_of_its_sequence(isolated: bool) -> None:  # case B4
+    """A, the end of text, B: changing A changes the logits from the end of text on by nothing."""
+    model = built(config=TINY.model_copy(update={"isolate_documents": isolated}))
+    tokens = torch.tensor([[5, 6, 7, 8, END_OF_TEXT, 9, 10, 11, END_OF_TEXT, 12, 13, 14]])
+    changed = tokens.clone()
+    changed[0, :4] = torch.tensor([20, 21, 22, 23])
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, 4:], after[:, 4:]) == isolated
+    assert not torch.allclose(before[:, :4], after[:, :4])
+
+
+def test_isolated_documents_see_all_of_themselves() -> None:
+    """Within a document, the logits are those of the document alone at the same positions."""
+    model = built(config=TINY.model_copy(update={"isolate_documents": True}))
+    tokens = torch.tensor([[5, 6, 7, END_OF_TEXT, 9, 10, 11, 12]])
+    alone = built()(tokens[:, :3])
+    torch.testing.assert_close(model(tokens)[:, :3], alone)
+    changed = tokens.clone()
+    changed[0, 4] = 30
+    assert not torch.allclose(model(tokens)[:, 7], model(changed)[:, 7])
 
 
 def test_initial_values_follow_gpt2() -> None:
