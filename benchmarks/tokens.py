@@ -38,7 +38,7 @@ TRAINED_PIECES, QUICK_PIECES = 65_536, 4_096
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    source_bytes, rounds = (100_000, 1) if options.quick else (8_000_000, 5)
+    source_bytes, rounds = (100_000, 1) if options.quick else (8_000_000, 3)
     corpus = build_corpus(quick=options.quick)
     sources = [take(path, source_bytes) for path in corpus]
     model = find_model(sources, options.quick)
