@@ -1,6 +1,5 @@
 """The tokenizer: a SentencePiece unigram model with multi-word pieces, which gives every text back exactly."""
 
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ import sentencepiece
 from numpy.typing import NDArray
 from sentencepiece import sentencepiece_model_pb2
 
-from model.data.duplicates.addresses import ranges
 from model.data.readers.documents import replace_surrogates
 
 ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]  # made when it is imported
@@ -23,6 +21,7 @@ SCORES_PER_UNIT = 64
 never decides between segmentations, and a line has the same tokens alone and within a document."""
 
 _SPACE_BYTES = SPACE.encode()
+_BLOCK_BYTES = 2048  # whose segmentation a core's cache holds
 _UNKNOWN_PENALTY = 10  # SentencePiece's: what a character that is no piece scores less than the least piece
 
 
@@ -46,7 +45,8 @@ class Tokenizer:
         if fault := _fault(proto, scores):
             raise ValueError(f"{path} is of another system: {fault}")
         # A character scores that much less at worst; it has at least one byte.
-        self._exact_bytes = int((1 << 24) / SCORES_PER_UNIT / (_UNKNOWN_PENALTY - scores.min()))
+        exact_bytes = int((1 << 24) / SCORES_PER_UNIT / (_UNKNOWN_PENALTY - scores.min()))
+        self._block_bytes = min(_BLOCK_BYTES, exact_bytes)
         self._newline = self._model.piece_to_id("\n")
         self._space_bytes = self._model.piece_to_id([f"<0x{byte:02X}>" for byte in _SPACE_BYTES])
 
@@ -65,43 +65,29 @@ class Tokenizer:
     def encode_documents(self, texts: Sequence[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Returns the tokens of each text with an end of text after it; many texts at once take much less time.
 
-        A line has the same tokens wherever it stands, so those that several texts have are encoded once.
-
         Returns:
             The ids of all documents, (tokens,), and for each document the place after its last, (documents,).
         """
         if not texts:
             return np.empty(0, np.uint32), np.empty(0, np.int64)
-        data = [_utf8(text) for text in texts]
-        number_of: defaultdict[bytes, int] = defaultdict()
-        number_of.default_factory = number_of.__len__
-        lines = b"\n".join(data).split(b"\n")
-        order = np.fromiter(map(number_of.__getitem__, lines), np.int64, len(lines))
-        encoded, line_ends = self._encode_lines(list(number_of))
-        lengths = np.diff(line_ends, prepend=0)[order]
-        ids = encoded[ranges(line_ends[order] - lengths, lengths)]
-        # The newline after a text's last line makes the place for its end of text.
-        last_lines = np.cumsum([text.count(b"\n") + 1 for text in data]) - 1
-        ends = np.cumsum(lengths)[last_lines]
+        blocks: list[bytes] = []
+        last_blocks = []
+        for text in texts:
+            # The newline after a text makes the place for its end of text.
+            blocks += _blocks(_utf8(text) + b"\n", self._block_bytes)
+            last_blocks.append(len(blocks) - 1)
+        encoded = self._model.encode(blocks, out_type="numpy", num_threads=1)
+        for number, block in enumerate(blocks):
+            if _SPACE_BYTES in block:
+                encoded[number] = np.array(self._encode_space_signs(block.decode()), np.int32)
+        ids = np.concatenate(encoded).view(np.uint32)
+        ends = np.cumsum([len(block_ids) for block_ids in encoded])[last_blocks]
         ids[ends - 1] = END_OF_TEXT
         return ids, ends
 
-    def _encode_lines(self, lines: list[bytes]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-        """Returns the ids of all lines, a newline after each, and the place after each line's last."""
-        encoded: list[Any] = []
-        first = 0
-        for last in [*(number for number, line in enumerate(lines) if _SPACE_BYTES in line), len(lines)]:
-            blocks = list(_blocks(lines[first:last], self._exact_bytes))
-            encoded += self._model.encode(blocks, out_type="numpy", num_threads=1)
-            first = last + 1
-            if last < len(lines):
-                encoded.append([*self._encode_space_signs(lines[last].decode()), self._newline])
-        ids = np.concatenate(encoded).astype(np.uint32)
-        return ids, np.flatnonzero(ids == self._newline) + 1
-
-    def _encode_space_signs(self, line: str) -> list[int]:
-        """Encodes a line that holds SentencePiece's own sign for a space, which would come back as a space."""
-        first, *others = self._model.encode(line.split(SPACE))
+    def _encode_space_signs(self, text: str) -> list[int]:
+        """Encodes text that holds SentencePiece's own sign for a space, which would come back as a space."""
+        first, *others = self._model.encode(text.split(SPACE))
         return first + [token for ids in others for token in (*self._space_bytes, *ids)]
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -137,14 +123,13 @@ def _fault(proto: Any, scores: NDArray[np.float64]) -> str:
     return ""
 
 
-def _blocks(lines: Sequence[bytes], max_bytes: int) -> Iterator[bytes]:
-    """Yields the lines, a newline after each, joined to blocks of at most max_bytes; a longer line is one alone."""
-    ends = np.cumsum(np.fromiter(map(len, lines), np.int64, len(lines)) + 1)
-    first = size = 0
-    while first < len(lines):
-        last = max(first + 1, int(np.searchsorted(ends, size + max_bytes, side="right")))
-        yield b"\n".join(lines[first:last]) + b"\n"
-        first, size = last, int(ends[last - 1])
+def _blocks(text: bytes, max_bytes: int) -> Iterator[bytes]:
+    """Yields the lines of a text that ends with one, as many together as max_bytes hold; a longer line alone."""
+    start = 0
+    while start < len(text):
+        end = text.rfind(b"\n", start, start + max_bytes) + 1 or text.index(b"\n", start) + 1
+        yield text[start:end]
+        start = end
 
 
 def _utf8(text: str) -> bytes:
