@@ -6,10 +6,11 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _MESSAGE = "jumbo: interrupted; the same command continues where it stopped\n"
 END_SECONDS = 30.0
@@ -25,7 +26,8 @@ _first: queue.SimpleQueue[int] = queue.SimpleQueue()  # which a handler may use,
 def one_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt, with the signal's number, at the first signal in the block; ignore the others."""
     before = {number: signal.getsignal(number) for number in _SIGNALS}
-    sys.unraisablehook = _again
+    hook_before = sys.unraisablehook
+    sys.unraisablehook = partial(_again, hook_before)
     threading.Thread(target=_bound, daemon=True).start()
     listen()
     try:
@@ -34,6 +36,7 @@ def one_interrupt() -> Iterator[None]:
         if not _received:  # else the program is ending, in which it is not to be disturbed either
             for number, handler in before.items():
                 signal.signal(number, handler)
+            sys.unraisablehook = hook_before
             _first.put(0)
 
 
@@ -63,12 +66,12 @@ def _interrupt(number: int, _: FrameType | None) -> None:
         raise KeyboardInterrupt(number)
 
 
-def _again(lost: "sys.UnraisableHookArgs") -> None:
+def _again(otherwise: Callable[[Any], object], lost: "sys.UnraisableHookArgs") -> None:
     """Interrupt once more what was interrupted in the collection of garbage: there, Python drops every exception."""
     if isinstance(lost.exc_value, KeyboardInterrupt) and _received:
         threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), _received.pop())).start()
     else:
-        sys.__unraisablehook__(lost)
+        otherwise(lost)
 
 
 def _bound() -> None:

@@ -5,6 +5,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from model.data.preparation import PREPARATION_VERSION
+from model.data.tokenization.training import TRAINING_VERSION
 from model.data.tokens.encoding import ENCODING_VERSION
 from tasks.config import PipelineConfig
 from tasks.manifest import Manifest, record_file
@@ -18,7 +20,7 @@ def _settings(**sections: BaseModel | int) -> dict[str, Any]:
 
 def preprocess_stage(config: PipelineConfig, versions: dict[str, str], read: dict[str, str]) -> Stage:
     """`versions`: the version of every source file by its URI; `read`: the digest of all else that is read."""
-    settings = _settings(data=config.data)
+    settings = _settings(data=config.data, version=PREPARATION_VERSION)
     for source in settings["data"]["sources"]:
         del source["weight"]  # for the order of training
     del settings["data"]["filters"]["c4"]["bad_words"]  # what the file lists counts, not where it is
@@ -27,7 +29,7 @@ def preprocess_stage(config: PipelineConfig, versions: dict[str, str], read: dic
 
 def tokenizer_stage(config: PipelineConfig, documents: Manifest, given: Path | None) -> Stage:
     """`given`: the tokenizer that takes the place of one to train."""
-    settings = _settings(tokenizer=config.tokenizer, seed=config.seed)
+    settings = _settings(tokenizer=config.tokenizer, seed=config.seed, version=TRAINING_VERSION)
     inputs = _inputs(documents) | ({"tokenizer": record_file(given, "").sha256} if given else {})
     return Stage(config.run_uri, "tokenizer", "tokenizer", settings, inputs)
 

@@ -13,6 +13,7 @@ from tiny import option_list, write_corpus
 
 from flows.__main__ import main
 from flows.presets import preset, preset_names
+from tasks.preflight import check_run
 
 
 @pytest.fixture(scope="module")
@@ -306,3 +307,15 @@ def test_layers_are_merged_in_order_and_environment_lies_between(
         ["•", "tokenizer", "cached"],
         ["•", "tokens", "cached"],
     ]
+
+
+def test_a_first_look_at_documents_asks_no_vocabulary(tmp_path: Path) -> None:
+    """No tokenizer is trained where filters are only scored; `pretrain` would train one."""
+    (tmp_path / "a.txt").write_text("Fellow-Citizens of the Senate")
+    layer = {
+        "run_uri": str(tmp_path / "run"),
+        "data": {"sources": [str(tmp_path / "a.txt")], "filters": {"score_only": True}},
+    }
+    check_run(preset("laptop", layer), needs_cluster=False)
+    with pytest.raises(ValueError, match=r"vocab_size \(4096\) is more than the corpus supports"):
+        check_run(preset("laptop", layer))

@@ -293,6 +293,14 @@ def test_scoring_alone_and_nothing_at_all() -> None:
     assert figures({}) == {}
 
 
+def test_a_prepared_run_says_what_is_there() -> None:
+    sections = ("run", "stages", "funnel", "tokenizer", "tokens")
+    prepared = {name: value for name, value in facts().items() if name in sections}
+    assert "2,675,000 tokens are ready to train on." in Page(render(prepared)).words  # 2,630,000 and 45,000
+    del prepared["tokenizer"], prepared["tokens"]
+    assert "Documents are ready to be looked at." in Page(render(prepared)).words
+
+
 def test_what_needs_a_word_gets_one_and_only_then(html: str) -> None:
     other = facts()
     other["scaling"]["efficiency"] = 1.07

@@ -36,6 +36,8 @@ from model.data.readers.documents import SourceFile
 from model.data.reading import read_shard
 from model.data.writing import Share, sample_duplicates, split_by_hash, splits_of, write_part
 
+PREPARATION_VERSION = 2  # of what follows from files and a configuration; with another one it is done anew
+
 _DROPPED = "dropped.jsonl"
 
 

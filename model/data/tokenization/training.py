@@ -21,6 +21,7 @@ from model.data.tokenization.text_sample import Blocks, TextSample, sample_text
 from model.data.tokenization.tokenizer import CONTROL_PIECES, END_OF_TEXT, PAD, SPACE, UNKNOWN
 from model.data.tokenization.vocabulary import choose_vocabulary, count_pieces, count_use, with_exact_scores
 
+TRAINING_VERSION = 2  # of what follows from documents and a configuration; with another one it is done anew
 MODEL_FILE = "tokenizer.model"
 USE_FILE = "use.npy"
 
