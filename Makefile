@@ -10,7 +10,7 @@ demo: $(VENV)/.demo ## the whole graph on a laptop, on real text; again: only wh
 	@$(BIN)/jumbo pretrain --preset laptop --run-uri "$(RUN)"
 
 test: check ## lint, types and the fast tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 test-slow: $(VENV)/.test ## what takes minutes: kill tests, the real demo, S3 end to end
 	$(BIN)/python -m pytest -m "slow" --timeout 1800

@@ -9,7 +9,7 @@ from contextlib import suppress
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from source_files import COMPRESS, csv_rows, json_array, json_lines, read, source_file
 
@@ -78,6 +78,7 @@ def test_any_texts_come_back_from_columns(name: str, texts: list[str]) -> None:
 @pytest.mark.parametrize("suffix", COMPRESS)
 @FEW
 @given(texts=TEXTS.map("\n".join), read_bytes=st.integers(1, 100))
+@example(texts="\n\x08", read_bytes=1)
 def test_any_text_file_comes_back(suffix: str, texts: str, read_bytes: int) -> None:
     data = COMPRESS[suffix](texts.encode())
     assert read("x.txt" + suffix, data, read_bytes=read_bytes) == [texts]

@@ -186,6 +186,7 @@ def copy_until_training(unbroken: Path, run: Path) -> None:
         shutil.copytree(unbroken / stage, run / stage)
 
 
+@pytest.mark.slow
 def test_a_kill_of_flow_and_workers_during_training(corpus: str, unbroken: Path, tmp_path: Path) -> None:
     copy_until_training(unbroken, tmp_path / "run")
     check_killed_training(corpus, unbroken, tmp_path / "run", [37], workers_too=True)

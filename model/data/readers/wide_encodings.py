@@ -10,6 +10,7 @@ _WIDE = {"utf-32-le": (4, 3), "utf-32-be": (4, 0), "utf-16-le": (2, 1), "utf-16-
 _CONTROLS = bytes(byte for byte in range(0x20) if byte not in b"\t\n\f\r\x1a\x1b")
 _MIN_SHARE = 0.01
 _MIN_SHARE_IN_UTF8 = 0.05  # a table of digits between tabs is much like Hindi
+_MIN_BYTES_IN_UTF8 = 32  # a few control characters could be anything
 _ALL_CONTROLS = bytes(range(0x20))
 _LETTERS = b" abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _MAX_LETTER_SHARE = 0.6
@@ -30,6 +31,8 @@ def wide_encoding(head: bytes, is_utf8: bool) -> str:
         head: The start of the file.
         is_utf8: Whether it is valid UTF-8.
     """
+    if is_utf8 and len(head) < _MIN_BYTES_IN_UTF8 and 0 not in head:
+        return ""
     if _count(head, _CONTROLS) <= (_MIN_SHARE_IN_UTF8 if is_utf8 else _MIN_SHARE) * len(head):
         return ""
     if _count(head, _LETTERS) > _MAX_LETTER_SHARE * len(head):
