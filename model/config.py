@@ -54,8 +54,21 @@ class TrainingConfig(Section):
     beta2: float = Field(0.95, ge=0, lt=1, description="Adam's decay rate of the squared gradient's mean.")
     epsilon: float = Field(1e-8, gt=0, description="Adam's epsilon.")
     clip_norm: float = Field(1.0, gt=0, description="Largest global gradient norm.")
+    spike_sigmas: float = Field(
+        6.0, gt=0, description="A step whose loss or gradient norm is so many deviations above the mean is skipped."
+    )
+    spike_window_steps: int = Field(128, ge=2, le=65_536, description="Steps that the mean and deviation are of.")
+    max_nonfinite_steps: int = Field(
+        5, ge=0, description="Steps in a row that may be skipped for a loss that is no number; one more stops the run."
+    )
+    precision: Literal["auto", "fp32", "bf16"] = Field(
+        "auto", description="What is computed in; parameters and sums are in fp32. 'auto' is bf16 on GPUs, else fp32."
+    )
     checkpoint_every_steps: int = Field(50, ge=1, description="Steps between checkpoints; the last step has one too.")
     keep_checkpoints: int = Field(2, ge=1, description="Complete checkpoints to keep; older ones are deleted.")
+    max_failed_saves: int = Field(
+        2, ge=0, description="Checkpoints in a row that may fail to be saved; one more, or the last one, stops the run."
+    )
     validate_every_steps: int = Field(50, ge=1, description="Steps between validations; the last step has one too.")
     validation_sequences: int = Field(64, ge=1, description="Most validation sequences scored each time.")
     resume: Literal["auto", "required"] = Field(

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,8 @@ class MetricsLog:
         return last
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append a line; it is in the file, whole, when this returns."""
-        text = json.dumps(line, allow_nan=False) + "\n"
+        """Append a line, with null for what is no number; it is in the file, whole, when this returns."""
+        text = json.dumps({name: _null_for_nan(value) for name, value in line.items()}, allow_nan=False) + "\n"
         with self.path.open("a", encoding="utf-8") as file:
             file.write(text)
 
@@ -59,3 +60,7 @@ class MetricsLog:
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(f"{self.path}, line {number}, is not a JSON object with a step") from error
         return line
+
+
+def _null_for_nan(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

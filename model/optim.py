@@ -1,6 +1,7 @@
 """The optimizer, and the schedule of batch size and learning rate, both counted in tokens."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -8,13 +9,13 @@ from torch import Tensor, nn
 from model.config import TrainingConfig
 
 
-def build_optimizer(model: nn.Module, config: TrainingConfig) -> torch.optim.AdamW:
+def build_optimizer(stages: Sequence[nn.Module], config: TrainingConfig) -> torch.optim.AdamW:
     """AdamW that decays matrices, not biases and norms.
 
     The embeddings are decayed too, as in GPT-2 and GPT-3: the token embedding is also the head, whose growth is what
     decay keeps in check.
     """
-    parameters = list(model.parameters())
+    parameters = [parameter for stage in stages for parameter in stage.parameters()]
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},

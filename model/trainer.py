@@ -5,8 +5,6 @@ which dropout masks. So there is no state to restore but tensors, and a resumed 
 """
 
 import logging
-import math
-import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -16,20 +14,19 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from model.checkpoint import Checkpointer, CheckpointError
 from model.config import ModelConfig, TrainingConfig
-from model.data.tokens.batches import IGNORED, Ids, TokenDataset, rank_batches
+from model.data.tokens.batches import Ids, TokenDataset, rank_batches
 from model.data.tokens.mixture import Mixture
 from model.data.tokens.prefetch import prefetch
-from model.gpt import derive_seed
-from model.loss import token_loss
+from model.learner import Learner, StepResult
 from model.metrics import MetricsLog
-from model.optim import Schedule, build_optimizer, optimizer_state
-from model.parallel import build_model, clip_gradients, reshard
+from model.optim import Schedule
+from model.parallel_plan import ParallelPlan
+from model.pipeline import Batches
+from model.spikes import NOT_FINITE
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +35,7 @@ FREE_FIELDS = {
     "micro_batch_size",
     "checkpoint_every_steps",
     "keep_checkpoints",
+    "max_failed_saves",
     "validate_every_steps",
     "validation_sequences",
     "resume",
@@ -46,12 +44,9 @@ FREE_FIELDS = {
 
 PREFETCH_STEPS = 4  # whose batches are read at once, while the step before them is taken
 
-Batches = list[tuple[Tensor, Tensor]]
-"""One rank's micro-batches: inputs (b, T) and targets (b, T); as many on every rank."""
-
 
 class NonFiniteError(RuntimeError):
-    """The loss or the gradient became NaN or infinite; the parameters were not touched."""
+    """The loss or the gradient stayed NaN or infinite; the parameters have not been touched since it began."""
 
 
 @dataclass(frozen=True)
@@ -64,14 +59,6 @@ class TrainData:
 
 
 @dataclass(frozen=True)
-class StepResult:
-    """What one step measured, the same on every rank."""
-
-    loss: float
-    gradient_norm: float
-
-
-@dataclass(frozen=True)
 class TrainingOutcome:
     """What `Trainer.run` did. The losses are the newest known, of an earlier run where this one had nothing to do."""
 
@@ -81,89 +68,22 @@ class TrainingOutcome:
     validation_loss: float | None
     seconds: float
     peak_memory_bytes: int
-
-
-class Learner:
-    """The model with its optimizer, on one rank of the mesh: what a step changes and a checkpoint holds."""
-
-    def __init__(
-        self, model_config: ModelConfig, training_config: TrainingConfig, vocab_size: int, seed: int, mesh: DeviceMesh
-    ) -> None:
-        self.config = training_config
-        self.seed = seed
-        self.group = mesh.get_group()
-        self.rank = mesh.get_local_rank()
-        self.device = torch.device(mesh.device_type)
-        self.model = build_model(model_config, vocab_size, seed, mesh)
-        self.optimizer = build_optimizer(self.model, training_config)
-
-    def step(self, step: int, batches: Batches, learning_rate: float) -> StepResult:
-        """One optimizer step over the micro-batches of all ranks.
-
-        Raises:
-            NonFiniteError: before anything is changed.
-        """
-        torch.manual_seed(derive_seed(self.seed, "dropout", step, self.rank))
-        tokens = self._sum_over_ranks(sum(int((targets != IGNORED).sum()) for _, targets in batches))
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.model.train()
-        self.optimizer.zero_grad()
-        for inputs, targets in batches:
-            summed, _ = token_loss(self.model(inputs.to(self.device)), targets.to(self.device))
-            (summed / tokens).backward()
-            loss_sum += summed.detach()
-        loss = self._sum_over_ranks(loss_sum) / tokens
-        gradient_norm = clip_gradients(self.model, self.config.clip_norm)
-        if not (math.isfinite(loss) and math.isfinite(gradient_norm)):
-            raise NonFiniteError(f"step {step + 1}: the loss is {loss} and the gradient norm {gradient_norm}")
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        self.optimizer.step()
-        return StepResult(loss, gradient_norm)
-
-    @torch.no_grad()
-    def mean_loss(self, batches: Batches) -> float:
-        """The loss per token over the micro-batches of all ranks, without dropout."""
-        self.model.eval()
-        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for inputs, targets in batches:
-            sums += torch.stack(token_loss(self.model(inputs.to(self.device)), targets.to(self.device)))
-        reshard(self.model)
-        dist.all_reduce(sums, group=self.group)
-        loss_sum, tokens = sums.tolist()
-        return loss_sum / tokens
-
-    def state(self) -> dict[str, Tensor]:
-        """The live tensors under names that no layout changes: `model.*` and `optimizer.*`."""
-        parameters = {f"model.{name}": parameter.detach() for name, parameter in self.model.named_parameters()}
-        assert all(isinstance(parameter, DTensor) for parameter in parameters.values()), "the model is not sharded"
-        return parameters | optimizer_state(self.model, self.optimizer)
-
-    def _sum_over_ranks(self, value: float | Tensor) -> float:
-        total = torch.as_tensor(value, dtype=torch.float64, device=self.device)
-        dist.all_reduce(total, group=self.group)
-        return total.item()
-
-    def peak_memory_bytes(self) -> int:
-        """The most memory that any rank has used: of the GPU, or resident where there is none."""
-        if self.device.type == "cuda":
-            used = torch.cuda.max_memory_allocated()
-        else:
-            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        peak = torch.tensor(used, device=self.device)
-        dist.all_reduce(peak, dist.ReduceOp.MAX, group=self.group)
-        return int(peak)
+    skipped_steps: int
+    preempted: bool
+    """Whether it was asked to stop before the last step, and has saved the step it was at."""
 
 
 class Trainer:
     """A run, from wherever its checkpoints say to its last step.
 
-    Every rank of the mesh makes one and calls `run`. The metrics log and the heartbeat are used on rank 0 only.
+    Every rank of the mesh makes one and calls `run`. The metrics log is used on rank 0 only.
 
     Args:
+        plan: which the mesh is of, by `build_mesh`.
         identity: what the run is made of beyond the configuration, such as the fingerprint of its tokens; a
             checkpoint with another identity is refused.
-        heartbeat: called with the phase and progress whenever there is some.
+        heartbeat: called on every rank with the phase and progress whenever there is some.
+        stop_asked: whether this rank was asked to stop; where any was, all save the step they are at, and return.
     """
 
     def __init__(
@@ -174,21 +94,24 @@ class Trainer:
         vocab_size: int,
         seed: int,
         data: TrainData,
+        plan: ParallelPlan,
         mesh: DeviceMesh,
         identity: dict[str, Any],
         checkpointer: Checkpointer,
         metrics: MetricsLog,
         heartbeat: Callable[[dict[str, Any]], None],
+        stop_asked: Callable[[], bool] = lambda: False,
     ) -> None:
         self.config = training_config
-        self.seed = seed
         self.data = data
+        self.plan = plan
         self.checkpointer = checkpointer
         self.metrics = metrics
         self.heartbeat = heartbeat
+        self.stop_asked = stop_asked
         self.schedule = Schedule(training_config, model_config.seq_len)
-        self.learner = Learner(model_config, training_config, vocab_size, seed, mesh)
-        self.rank, self.world_size = mesh.get_local_rank(), mesh.size()
+        self.learner = Learner(model_config, training_config, vocab_size, seed, plan, mesh)
+        self.rank = dist.get_rank()
         self.identity = {
             **model_config.model_dump(),
             "vocab_size": vocab_size,
@@ -196,38 +119,38 @@ class Trainer:
             **training_config.model_dump(exclude=FREE_FIELDS),
             **identity,
         }
+        self._nonfinite = 0  # steps in a row until now
+        self._save_owed = False
+        self._blocked_seconds = 0.0  # by the save after the step before
 
     def run(self) -> TrainingOutcome:
         """Resume, and train to the last step.
 
         Raises:
             CheckpointError: nothing could be resumed from although something was there, or what is there is beyond the
-                last step, or a save failed.
+                last step, or saves failed.
             NonFiniteError: training diverged.
         """
         started = time.monotonic()
         first_step, line = self._resume()
-        steps = range(first_step, self.config.steps)
-        with closing(prefetch(self._training_batches, steps, PREFETCH_STEPS)) as batches:
-            for step in steps:
+        step, preempted = first_step, False
+        with closing(prefetch(self._training_batches, range(first_step, self.config.steps), PREFETCH_STEPS)) as batches:
+            while step < self.config.steps and not preempted:
                 line = self._step(step, batches)
-                if self._due(step + 1, self.config.validate_every_steps):
-                    self._beat("validation", step + 1)
-                    line["validation_loss"] = self.validate()
-                if self.rank == 0:
-                    self.metrics.write(line)
-                self._beat("training", step + 1)
-                if self._due(step + 1, self.config.checkpoint_every_steps):
-                    self.checkpointer.save(step + 1, self.learner.state(), self.identity)
-        self._beat("checkpoint", self.config.steps)
+                step += 1
+                preempted = self._any_stop_asked() and step < self.config.steps
+                self._end_step(step, line, preempted)
+        self._beat("checkpoint", step)
         self.checkpointer.wait()
         return TrainingOutcome(
             first_step=first_step,
-            steps=self.config.steps - first_step,
+            steps=step - first_step,
             loss=line.get("loss"),
             validation_loss=line.get("validation_loss"),
             seconds=time.monotonic() - started,
             peak_memory_bytes=self.learner.peak_memory_bytes(),
+            skipped_steps=self.learner.guard.skipped,
+            preempted=preempted,
         )
 
     def validate(self) -> float:
@@ -259,8 +182,11 @@ class Trainer:
         started = time.perf_counter()
         size = self.schedule.batch_size(step)
         learning_rate = self.schedule.learning_rate(step)
-        result = self.learner.step(step, next(batches), learning_rate)
+        batch = next(batches)
+        loader_seconds = time.perf_counter() - started
+        result = self.learner.step(step, batch, learning_rate)
         seconds = time.perf_counter() - started
+        self._count_nonfinite(step + 1, result)
         return {
             "step": step + 1,
             "loss": result.loss,
@@ -270,18 +196,58 @@ class Trainer:
             "batch_size": size,
             "tokens_per_second": size * self.schedule.seq_len / seconds,
             "step_seconds": seconds,
-        }
+            "loader_seconds": loader_seconds,
+            "checkpoint_blocked_seconds": self._blocked_seconds,
+            "skipped_steps": self.learner.guard.skipped,
+        } | ({"skipped": result.skipped} if result.skipped else {})
+
+    def _end_step(self, step: int, line: dict[str, Any], preempted: bool) -> None:
+        """What follows a step: a validation, its line in the metrics, a checkpoint."""
+        if self._due(step, self.config.validate_every_steps):
+            self._beat("validation", step)
+            line["validation_loss"] = self.validate()
+        if self.rank == 0:
+            self.metrics.write(line)
+        self._beat("training", step)
+        started = time.perf_counter()
+        self._save_owed |= preempted or self._due(step, self.config.checkpoint_every_steps)
+        # Where the loss is no number, the parameters may be none either; such are never kept.
+        if self._save_owed and not self._nonfinite:
+            self.checkpointer.save(step, self.learner.state(), self.identity)
+            self._save_owed = False
+        elif self._save_owed and step == self.config.steps:
+            raise NonFiniteError(f"step {step}, the last one: the loss is no number, so there is nothing to keep")
+        self._blocked_seconds = time.perf_counter() - started
+
+    def _count_nonfinite(self, step: int, result: StepResult) -> None:
+        if not result.skipped:
+            self._nonfinite = 0
+            return
+        if self.rank == 0:
+            found = f"loss {result.loss:g}, gradient norm {result.gradient_norm:g}"
+            logger.warning("step %d was skipped, %s: %s", step, result.skipped, found)
+        self._nonfinite = self._nonfinite + 1 if result.skipped == NOT_FINITE else 0
+        if self._nonfinite > self.config.max_nonfinite_steps:
+            raise NonFiniteError(
+                f"step {step}: the loss is {result.loss} and the gradient norm {result.gradient_norm}; "
+                f"{self._nonfinite} steps in a row were not finite, more than training.max_nonfinite_steps "
+                f"({self.config.max_nonfinite_steps})"
+            )
+
+    def _any_stop_asked(self) -> bool:
+        asked = torch.tensor(float(self.stop_asked()), device=self.learner.device)
+        dist.all_reduce(asked, dist.ReduceOp.MAX)
+        return bool(asked.item())
 
     def _training_batches(self, step: int) -> Batches:
         ids = self.data.order.sequence_ids(self.schedule.first_sample(step), self.schedule.batch_size(step))
         return [self.data.train.batch(micro_batch) for micro_batch in self._micro_batches(ids)]
 
     def _micro_batches(self, ids: Ids) -> list[Ids]:
-        return rank_batches(ids, self.rank, self.world_size, self.config.micro_batch_size)
+        return rank_batches(ids, self.learner.data_rank, self.plan.dp, self.config.micro_batch_size)
 
     def _due(self, step: int, every_steps: int) -> bool:
         return step % every_steps == 0 or step == self.config.steps
 
     def _beat(self, phase: str, step: int) -> None:
-        if self.rank == 0:
-            self.heartbeat({"phase": phase, "step": step, "steps": self.config.steps})
+        self.heartbeat({"phase": phase, "step": step, "steps": self.config.steps})

@@ -1,13 +1,14 @@
 """PipelineConfig: the one configuration. It is the flow's parameter, the preset file, the environment and the command
 line at once."""
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from infra.config import ClusterConfig
 from model.config import EvaluationConfig, ModelConfig, ScalingConfig, Section, TrainingConfig
 from model.data.config import DataConfig, TokenizerConfig, TokensConfig
+from model.parallel_plan import ParallelConfig, ParallelPlan, check_vocabulary, plan_parallelism
 from tasks.pool import PIECE_TIMEOUT_MINUTES
 
 
@@ -46,6 +47,22 @@ class PipelineConfig(Section):
     tokens: TokensConfig = Field(TokensConfig(), title="Token shards", description="Token shards.")
     model: ModelConfig = Field(ModelConfig(), title="Model", description="The shape of the GPT.")
     training: TrainingConfig = Field(TrainingConfig(), title="Training", description="How the model is trained.")
+    parallel: ParallelConfig = Field(ParallelConfig(), title="Parallelism", description="The model over the ranks.")
     cluster: ClusterConfig = Field(ClusterConfig(), title="Cluster", description="The machines.")
     scaling: ScalingConfig = Field(ScalingConfig(), title="Scaling validation", description="The gate before training.")
     evaluation: EvaluationConfig = Field(EvaluationConfig(), title="Evaluation", description="How the model is judged.")
+
+    def parallel_plan(self) -> ParallelPlan:
+        """The place of every rank of the cluster."""
+        world_size = self.cluster.nodes * self.cluster.ranks_per_node
+        return plan_parallelism(self.parallel, world_size, self.model, self.training)
+
+    @model_validator(mode="after")
+    def _the_plan_is_valid(self) -> Self:
+        if self.cluster.ranks_per_node % self.parallel.tp:
+            raise ValueError(
+                f"parallel.tp ({self.parallel.tp}) must divide cluster.ranks_per_node ({self.cluster.ranks_per_node}): "
+                "tensor parallel ranks exchange too much to be on different machines"
+            )
+        check_vocabulary(self.parallel_plan(), self.tokenizer.vocab_size)
+        return self

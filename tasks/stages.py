@@ -40,7 +40,12 @@ def tokens_stage(config: PipelineConfig, documents: Manifest, tokenizer: Manifes
 
 def scaling_stage(config: PipelineConfig, tokens: Manifest) -> Stage:
     settings = _settings(
-        scaling=config.scaling, cluster=config.cluster, model=config.model, training=config.training, seed=config.seed
+        scaling=config.scaling,
+        cluster=config.cluster,
+        parallel=config.parallel,
+        model=config.model,
+        training=config.training,
+        seed=config.seed,
     )
     for harmless in ("steps", "resume", "keep_checkpoints", "checkpoint_every_steps", "validate_every_steps"):
         del settings["training"][harmless]  # a longer run of the same model on the same cluster is validated already

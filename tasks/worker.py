@@ -19,7 +19,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from infra.bootstrap import die_with_parent
@@ -31,6 +31,8 @@ from model.data.tokenization.tokenizer import Tokenizer
 from model.evaluation.benchmark import assemble, baselines, score_share, write_samples
 from model.gpt import GPT, initialize
 from model.metrics import MetricsLog
+from model.parallel import build_mesh
+from model.parallel_plan import plan_parallelism
 from model.planning.probe import measure
 from model.planning.scaling import gate
 from model.trainer import TrainData, Trainer
@@ -64,7 +66,9 @@ class Rank:
         self.storage: Storage = open_storage(job.config.run_uri)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         device_type = "cuda" if torch.cuda.is_available() else "cpu"
-        self.mesh: DeviceMesh = init_device_mesh(device_type, (self.world_size,), mesh_dim_names=("dp",))
+        # Of the ranks that there are, which may be others than the configuration expects.
+        self.plan = plan_parallelism(self.config.parallel, self.world_size, self.config.model, self.config.training)
+        self.mesh: DeviceMesh = build_mesh(self.plan, device_type)
         self.tokens: Manifest = read_manifest(job.config.run_uri, "tokens")
         self.tokenizer = Tokenizer(self._tokenizer_path())
         self.heartbeat = HeartbeatWriter(self.storage)
@@ -95,6 +99,7 @@ def validate_scaling(rank: Rank) -> dict[str, Any]:
         seed=config.seed,
         data=open_dataset(config, rank.tokens, "train"),
         order=training_order(config, rank.tokens.counts),
+        plan=rank.plan,
         mesh=rank.mesh,
         checkpointer=rank.checkpointer("scaling/checkpoints"),
     )
@@ -124,6 +129,7 @@ def train(rank: Rank) -> dict[str, Any]:
                 order=training_order(config, rank.tokens.counts),
                 validation=open_dataset(config, rank.tokens, "validation"),
             ),
+            plan=rank.plan,
             mesh=rank.mesh,
             identity={"tokens": rank.tokens.fingerprint, "weights": source_weights(config.data)},
             checkpointer=rank.checkpointer(),

@@ -16,7 +16,7 @@ MODEL = ModelConfig(n_layer=1, n_head=2, d_model=16, seq_len=8)
 def test_matrices_decay_and_biases_and_norms_do_not() -> None:
     model = GPT(MODEL, 20)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    groups = build_optimizer(model, TrainingConfig(weight_decay=0.3)).param_groups
+    groups = build_optimizer([model], TrainingConfig(weight_decay=0.3)).param_groups
     decay = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
     assert len(decay) == len(names)
     assert decay["token_embedding.weight"] == decay["layers.0.mlp.output.weight"] == 0.3
@@ -26,7 +26,7 @@ def test_matrices_decay_and_biases_and_norms_do_not() -> None:
 def test_the_optimizer_state_is_what_adamw_makes() -> None:
     """State made ahead, as for loading a checkpoint, changes nothing about the first steps."""
     models = [GPT(MODEL, 20), GPT(MODEL, 20)]
-    optimizers = [build_optimizer(model, TrainingConfig()) for model in models]
+    optimizers = [build_optimizer([model], TrainingConfig()) for model in models]
     for model in models:
         initialize(model, 0)
     made = optimizer_state(models[0], optimizers[0])

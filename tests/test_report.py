@@ -84,9 +84,10 @@ def facts() -> dict[str, Any]:
                 },
             ],
             "all_reduce": [{"mib": 1, "gb_per_second": 1.1}, {"mib": 16, "gb_per_second": 1.83}],
-            "tokens_per_second_one_rank": 7790,
+            "tokens_per_second_one_copy": 7790,
             "tokens_per_second_all_ranks": 14210,
             "ranks": 2,
+            "copies": 2,
             "efficiency": 0.91,
         },
         "training": [

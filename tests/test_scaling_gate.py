@@ -6,20 +6,22 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 from ranks import run
-from torch.distributed.device_mesh import init_device_mesh
 
 from infra.storage import FileStorage
 from model.checkpoint import Checkpointer
 from model.config import ModelConfig, ScalingConfig, TrainingConfig
 from model.data.tokens.batches import TokenDataset
 from model.data.tokens.mixture import Mixture, Source
+from model.parallel import build_mesh
+from model.parallel_plan import ParallelPlan
 from model.planning.probe import measure
 from model.planning.scaling import AllReduce, ScalingMeasurement, ShortRun, gate
 
 MEASURED = ScalingMeasurement(
     ranks=4,
+    copies=4,
     all_reduce=(AllReduce(16, 5.0), AllReduce(1, 1.0)),
-    tokens_per_second_one_rank=1000.0,
+    tokens_per_second_one_copy=1000.0,
     tokens_per_second=3000.0,
     peak_memory_gib=10.0,
     checkpoint_save_seconds=20.0,
@@ -73,6 +75,7 @@ def test_what_is_not_a_number_passes_nothing() -> None:
 def measure_on_ranks(root: Path) -> ScalingMeasurement:
     data = TokenDataset([[np.arange(500, dtype=np.uint32) % 40]], 8)
     group = dist.new_group(backend="gloo")
+    plan = ParallelPlan(shards=dist.get_world_size())
     return measure(
         model_config=ModelConfig(n_layer=1, n_head=2, d_model=16, seq_len=8),
         training_config=TrainingConfig(global_batch_size=8, micro_batch_size=2, ramp_start_batch_size=8),
@@ -81,7 +84,8 @@ def measure_on_ranks(root: Path) -> ScalingMeasurement:
         seed=0,
         data=data,
         order=Mixture([Source("", len(data))], 0),
-        mesh=init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",)),
+        plan=plan,
+        mesh=build_mesh(plan, "cpu"),
         checkpointer=Checkpointer(FileStorage(root / "checkpoints"), root / "staging", 1, group),
     )
 
@@ -96,7 +100,7 @@ def test_a_cluster_is_measured_by_all_its_ranks(tmp_path: Path, world_size: int)
     # With one rank nothing crosses a link: the bandwidth's factor 2 (n - 1) / n is 0.
     assert all((point.gb_per_second > 0) == (world_size > 1) for point in measurement.all_reduce)
     assert measurement.tokens_per_second > 0
-    assert measurement.tokens_per_second_one_rank > 0
+    assert measurement.tokens_per_second_one_copy > 0
     assert 0 < measurement.peak_memory_gib < 64
     assert measurement.checkpoint_save_seconds > 0
     assert measurement.checkpoint_load_seconds > 0

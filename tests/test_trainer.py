@@ -2,7 +2,7 @@ import json
 import math
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import Job, run
-from torch.distributed.device_mesh import init_device_mesh
 
 from infra.storage import FileStorage
 from model.checkpoint import Checkpointer, CheckpointError
 from model.config import ModelConfig, TrainingConfig
 from model.data.tokens.batches import IGNORED, TokenDataset
 from model.data.tokens.mixture import Mixture, Source
+from model.learner import Learner
+from model.loss import token_loss
 from model.metrics import MetricsLog
-from model.trainer import Learner, NonFiniteError, TrainData, Trainer, TrainingOutcome
+from model.parallel import build_mesh
+from model.parallel_plan import ParallelPlan
+from model.trainer import NonFiniteError, TrainData, Trainer, TrainingOutcome
 
 VOCAB_SIZE = 40
 MODEL = ModelConfig(n_layer=2, n_head=2, d_model=16, seq_len=8, dropout=0.1)
@@ -53,10 +56,6 @@ def train_data(seed: int) -> TrainData:
 # These run on ranks.
 
 
-def mesh() -> Any:
-    return init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))
-
-
 def ignore(status: dict[str, Any]) -> None:
     pass
 
@@ -74,7 +73,10 @@ def make(
         "checkpointer": Checkpointer(FileStorage(root / "checkpoints"), root / "staging", 2, group),
         "metrics": MetricsLog(root / "train.jsonl"),
     }
-    return Trainer(training_config=training, mesh=mesh(), heartbeat=heartbeat, **(arguments | other))
+    plan = ParallelPlan(shards=dist.get_world_size())
+    return Trainer(
+        training_config=training, plan=plan, mesh=build_mesh(plan, "cpu"), heartbeat=heartbeat, **(arguments | other)
+    )
 
 
 def train(root: Path, training: TrainingConfig = TRAINING, other: dict[str, Any] | None = None) -> TrainingOutcome:
@@ -131,19 +133,23 @@ def train_without_room(root: Path) -> None:
 
 
 def train_broken(root: Path) -> tuple[str, bool]:
-    """The message of a run whose third step has a loss of NaN, and whether that step left the parameters alone."""
+    """The message of a run whose losses are NaN from the third step on, and whether those left the parameters alone."""
     kept: dict[str, torch.Tensor] = {}
 
     def heartbeat(status: dict[str, Any]) -> None:
         if status["phase"] == "training" and status["step"] == 2:
             with torch.no_grad():
-                trainer.learner.model.norm.bias.to_local().fill_(math.nan)
-            kept.update({name: p.detach().to_local().clone() for name, p in trainer.learner.model.named_parameters()})
+                trainer.learner.stages[0].norm.bias.to_local().fill_(math.nan)
+            kept.update({name: p.detach().to_local().clone() for name, p in parameters()})
 
-    trainer = make(root, TRAINING.model_copy(update={"checkpoint_every_steps": 3}), heartbeat)
+    def parameters() -> Iterator[tuple[str, torch.Tensor]]:
+        return trainer.learner.stages[0].named_parameters()
+
+    training = TRAINING.model_copy(update={"checkpoint_every_steps": 3, "max_nonfinite_steps": 2})
+    trainer = make(root, training, heartbeat)
     with pytest.raises(NonFiniteError) as caught:
         trainer.run()
-    now = {name: p.detach().to_local() for name, p in trainer.learner.model.named_parameters()}
+    now = {name: p.detach().to_local() for name, p in parameters()}
     return str(caught.value), all(torch.equal(kept[name], now[name]) for name in kept if name != "norm.bias")
 
 
@@ -159,17 +165,25 @@ def first_gradients(micro_batch_size: int, clip_norm: float) -> dict[str, Any]:
     )
     trainer = make(Path("unused"), training, model_config=WITHOUT_DROPOUT)
     result = trainer._step(0, iter([trainer._training_batches(0)]))
-    gradients = {name: p.grad.full_tensor().numpy() for name, p in trainer.learner.model.named_parameters()}
+    gradients = {name: p.grad.full_tensor().numpy() for name, p in trainer.learner.stages[0].named_parameters()}
     return {"loss": result["loss"], "norm": result["gradient_norm"], "validation": trainer.validate(), **gradients}
+
+
+class Logits(torch.nn.Embedding):
+    """A model whose logits after a token are that token's row."""
+
+    def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return token_loss(super().forward(tokens), torch.eye(2, dtype=torch.float64), targets)
 
 
 def table_learner(losses: list[float]) -> Learner:
     """A learner whose model gives target 0 after token i exactly the loss `losses[i]`."""
-    learner = Learner(MODEL, TRAINING, VOCAB_SIZE, 0, mesh())
+    plan = ParallelPlan(shards=dist.get_world_size())
+    learner = Learner(MODEL, TRAINING, VOCAB_SIZE, 0, plan, build_mesh(plan, "cpu"))
     # Of two logits 0 and z, the first costs log(1 + e^z).
     table = torch.tensor([[0.0, math.log(math.expm1(loss))] for loss in losses], dtype=torch.float64)
-    learner.model = torch.nn.Embedding.from_pretrained(table, freeze=False)  # type: ignore[assignment]
-    learner.optimizer = torch.optim.AdamW(learner.model.parameters())
+    learner.stages = [Logits.from_pretrained(table, freeze=False)]  # type: ignore[list-item]
+    learner.optimizer = torch.optim.AdamW(learner.stages[0].parameters())
     return learner
 
 
@@ -320,6 +334,10 @@ SHAPING = {
     "global_batch_size": (6, 7),
     "ramp_start_batch_size": (2, 3),
     "ramp_tokens": (200, 201),
+    "spike_sigmas": (6.0, 7.0),
+    "spike_window_steps": (128, 64),
+    "max_nonfinite_steps": (5, 6),
+    "precision": ("auto", "bf16"),
 }
 """Settings, with what the unbroken run has and something else."""
 
@@ -327,6 +345,7 @@ FREE = {
     "micro_batch_size": 3,
     "checkpoint_every_steps": 7,
     "keep_checkpoints": 1,
+    "max_failed_saves": 0,
     "validate_every_steps": 9,
     "validation_sequences": 2,
     "resume": "required",
@@ -384,15 +403,16 @@ def test_a_failed_last_save_fails_the_run(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_finite_stops_the_run_untouched(tmp_path: Path) -> None:
     for message, untouched in run(train_broken, 2, tmp_path):
-        assert message.startswith("step 3: the loss is nan")
+        assert message.startswith("step 5: the loss is nan and the gradient norm nan; 3 steps in a row were not finite")
         assert untouched
-    assert [line["step"] for line in lines(tmp_path)] == [1, 2]
+    assert [(line["step"], line["skipped_steps"]) for line in lines(tmp_path)] == [(1, 0), (2, 0), (3, 1), (4, 2)]
+    assert [line["loss"] for line in lines(tmp_path)][2:] == [None, None]
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_the_heartbeat_beats_on_rank_0(tmp_path: Path) -> None:
-    heard, silence = run(train_and_listen, 2, tmp_path)
-    assert silence == []
+def test_the_heartbeat_beats_on_every_rank(tmp_path: Path) -> None:
+    heard, other = run(train_and_listen, 2, tmp_path)
+    assert heard == other
     assert [(status["phase"], status["step"]) for status in heard] == [
         ("resume", 0),
         ("training", 0),

@@ -104,10 +104,11 @@ class Scaling(TypedDict, total=False):
     checks: list[Check]
     all_reduce: list[AllReduce]
     ranks: int
-    tokens_per_second_one_rank: float
+    copies: int
+    tokens_per_second_one_copy: float
     tokens_per_second_all_ranks: float
     efficiency: float
-    """tokens_per_second_all_ranks / (ranks * tokens_per_second_one_rank)."""
+    """tokens_per_second_all_ranks / (copies * tokens_per_second_one_copy)."""
 
 
 class TrainingLine(TypedDict):

@@ -301,10 +301,10 @@ def funnel_bars(funnel: Funnel) -> Figure:
 
 
 def throughput_bars(scaling: Scaling) -> Figure:
-    """What the whole cluster does beside what its ranks would do without any cost of working together."""
-    ranks, one = scaling["ranks"], scaling["tokens_per_second_one_rank"]
+    """What the whole cluster does beside what its copies of the model would do without any cost of working together."""
+    copies, one = scaling["copies"], scaling["tokens_per_second_one_copy"]
     every = scaling["tokens_per_second_all_ranks"]
-    rows = [("1 rank", one, NEUTRAL), (f"{ranks} ranks", every, ACCENT), (f"{ranks} × 1 rank", ranks * one, GRID)]
+    rows = [("1 copy", one, NEUTRAL), (f"{copies} copies", every, ACCENT), (f"{copies} × 1 copy", copies * one, GRID)]
     figure, axes = _axes(2.6, "tokens per second")
     _bars(axes, [name for name, *_ in rows])
     for y, (_, value, colour) in enumerate(rows):

@@ -89,7 +89,7 @@ def _drawings(facts: Facts) -> Iterator[tuple[str, tuple[Any, ...]]]:
     if funnel := facts.get("funnel"):
         yield "funnel", (plots.funnel_bars, funnel)
     scaling = facts.get("scaling", {})
-    if "tokens_per_second_one_rank" in scaling and scaling["ranks"] > 1:
+    if "tokens_per_second_one_copy" in scaling and scaling["copies"] > 1:
         yield "scaling", (plots.throughput_bars, scaling)
     if scaling.get("all_reduce"):
         yield "all_reduce", (plots.all_reduce_curve, scaling)

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from statistics import median
 
 import torch
@@ -12,9 +14,11 @@ from model.checkpoint import Checkpointer
 from model.config import ModelConfig, ScalingConfig, TrainingConfig
 from model.data.tokens.batches import TokenDataset, rank_batches
 from model.data.tokens.mixture import Mixture
-from model.gpt import derive_seed
+from model.learner import Learner
+from model.parallel import AXES
+from model.parallel_plan import ParallelPlan
+from model.pipeline import Batches
 from model.planning.scaling import AllReduce, ScalingMeasurement, ShortRun
-from model.trainer import Batches, Learner
 
 
 def measure(
@@ -26,6 +30,7 @@ def measure(
     seed: int,
     data: TokenDataset,
     order: Mixture,
+    plan: ParallelPlan,
     mesh: DeviceMesh,
     checkpointer: Checkpointer,
 ) -> ScalingMeasurement:
@@ -36,26 +41,28 @@ def measure(
         checkpointer: on the storage that checkpoints will go to, below a prefix that the caller removes afterwards.
     """
 
-    def build(mesh: DeviceMesh) -> Learner:
-        return Learner(model_config, training_config, vocab_size, seed, mesh)
+    def build(plan: ParallelPlan, mesh: DeviceMesh) -> Learner:
+        return Learner(model_config, training_config, vocab_size, seed, plan, mesh)
 
-    all_reduce = tuple(measure_all_reduce(mib, mesh) for mib in scaling_config.all_reduce_mib)
-    # One rank alone gets the work it has among all, so that efficiency compares like with like.
-    sequences = -(-training_config.global_batch_size // mesh.size())
+    all_reduce = tuple(measure_all_reduce(mib, mesh.device_type) for mib in scaling_config.all_reduce_mib)
+    # One copy of the model alone gets the work it has among all, so that efficiency compares like with like.
+    sequences = -(-training_config.global_batch_size // plan.dp)
     batches = _random_batches(model_config.seq_len, vocab_size, sequences, training_config.micro_batch_size)
-    alone = DeviceMesh(mesh.device_type, [0], mesh_dim_names=("dp",))
-    one_rank = measure_throughput(build, batches, alone, scaling_config)
-    all_ranks = measure_throughput(build, batches, mesh, scaling_config)
-    learner = build(mesh)
+    alone = replace(plan, replicas=1, shards=1)
+    one_copy = DeviceMesh(mesh.device_type, mesh.mesh[:, :1, :1, :], mesh_dim_names=AXES)
+    one = measure_throughput(partial(build, alone, one_copy), batches, one_copy, scaling_config)
+    everything = measure_throughput(partial(build, plan, mesh), batches, mesh, scaling_config)
+    learner = build(plan, mesh)
     first_batch = order.sequence_ids(0, training_config.global_batch_size)
-    micro_batches = rank_batches(first_batch, mesh.get_local_rank(), mesh.size(), training_config.micro_batch_size)
+    micro_batches = rank_batches(first_batch, learner.data_rank, plan.dp, training_config.micro_batch_size)
     short_run = run_short(learner, [data.batch(ids) for ids in micro_batches], scaling_config.short_run_steps)
     save_seconds, load_seconds = measure_checkpoint(learner, checkpointer, scaling_config.short_run_steps)
     return ScalingMeasurement(
         ranks=mesh.size(),
+        copies=plan.dp,
         all_reduce=all_reduce,
-        tokens_per_second_one_rank=one_rank,
-        tokens_per_second=all_ranks,
+        tokens_per_second_one_copy=one,
+        tokens_per_second=everything,
         peak_memory_gib=learner.peak_memory_bytes() / 2**30,
         checkpoint_save_seconds=save_seconds,
         checkpoint_load_seconds=load_seconds,
@@ -63,25 +70,25 @@ def measure(
     )
 
 
-def measure_all_reduce(mib: int, mesh: DeviceMesh, repeats: int = 5) -> AllReduce:
-    """Bus bandwidth of a sum over n ranks: bytes / seconds x 2 (n - 1) / n, which more ranks do not lower; 0 for one.
+def measure_all_reduce(mib: int, device_type: str, repeats: int = 5) -> AllReduce:
+    """Bus bandwidth of a sum over all n ranks: bytes / seconds x 2 (n - 1) / n, which more ranks do not lower.
 
     Source: NVIDIA nccl-tests, doc/PERFORMANCE.md, "AllReduce".
     """
-    group = mesh.get_group()
-    message = torch.zeros(mib * 2**20 // 4, dtype=torch.float32, device=mesh.device_type)
+    ranks = dist.get_world_size()
+    message = torch.zeros(mib * 2**20 // 4, dtype=torch.float32, device=device_type)
 
     def reduce_all() -> None:
         for _ in range(repeats):
-            dist.all_reduce(message, group=group)
+            dist.all_reduce(message)
 
     reduce_all()  # connections and buffers are made at first use
-    seconds = _slowest(_timed(reduce_all, mesh.device_type), mesh.device_type) / repeats
-    return AllReduce(mib, message.nbytes / seconds * 2 * (mesh.size() - 1) / mesh.size() / 1e9)
+    seconds = _slowest(_timed(reduce_all, device_type), device_type) / repeats
+    return AllReduce(mib, message.nbytes / seconds * 2 * (ranks - 1) / ranks / 1e9)
 
 
 def measure_throughput(
-    build: Callable[[DeviceMesh], Learner], batches: Batches, mesh: DeviceMesh, config: ScalingConfig
+    build: Callable[[], Learner], batches: Batches, mesh: DeviceMesh, config: ScalingConfig
 ) -> float:
     """Tokens per second of real training steps on the ranks of `mesh`; the other ranks wait for them.
 
@@ -89,14 +96,15 @@ def measure_throughput(
     """
     seconds = 0.0
     if mesh.get_coordinate() is not None:
-        learner = build(mesh)
+        learner = build()
 
         def step() -> None:
             learner.step(0, batches, learner.config.learning_rate)
 
         steps = [_timed(step, mesh.device_type) for _ in range(config.warmup_steps + config.timed_steps)]
         seconds = median(steps[config.warmup_steps :])
-    tokens = sum(inputs.numel() for inputs, _ in batches) * mesh.size()
+    copies = mesh["replicas"].size() * mesh["shards"].size()
+    tokens = sum(inputs.numel() for inputs, _ in batches) * copies
     return tokens / _slowest(seconds, mesh.device_type)
 
 
@@ -127,7 +135,7 @@ def measure_checkpoint(learner: Learner, checkpointer: Checkpointer, step: int) 
 
 
 def _random_batches(seq_len: int, vocab_size: int, sequences: int, micro_batch_size: int) -> Batches:
-    generator = torch.Generator().manual_seed(derive_seed("probe", dist.get_rank()))
+    generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(vocab_size, (sequences, seq_len + 1), generator=generator)
     return [(micro[:, :-1], micro[:, 1:]) for micro in tokens.split(micro_batch_size)]
 

@@ -28,8 +28,10 @@ class ScalingMeasurement:
     """What `probe.measure` found."""
 
     ranks: int
+    copies: int
+    """Of the model: the data-parallel ranks."""
     all_reduce: tuple[AllReduce, ...]
-    tokens_per_second_one_rank: float
+    tokens_per_second_one_copy: float
     tokens_per_second: float
     peak_memory_gib: float
     checkpoint_save_seconds: float
@@ -38,8 +40,8 @@ class ScalingMeasurement:
 
     @property
     def efficiency(self) -> float:
-        """Throughput of all ranks over (ranks x throughput of one rank with the same work for each rank)."""
-        return self.tokens_per_second / (self.ranks * self.tokens_per_second_one_rank)
+        """Throughput of all ranks over (copies x throughput of one copy of the model with the same work for each)."""
+        return self.tokens_per_second / (self.copies * self.tokens_per_second_one_copy)
 
 
 RELATIONS = {"≥": operator.ge, "≤": operator.le, "<": operator.lt}
@@ -74,8 +76,8 @@ def gate(measurement: ScalingMeasurement, config: ScalingConfig) -> list[Check]:
         ),
         _check(
             "efficiency", measurement.efficiency, "≥", config.min_efficiency, "",
-            f"{measurement.ranks} ranks, against as many times the {measurement.tokens_per_second_one_rank:,.0f}\u00a0"
-            "tokens/s of one rank alone.",
+            f"{measurement.copies} copies of the model, against as many times the "
+            f"{measurement.tokens_per_second_one_copy:,.0f}\u00a0tokens/s of one copy alone.",
         ),
         _check("peak memory", measurement.peak_memory_gib, "≤", config.max_peak_memory_gib, "GiB", "The fullest rank."),
         _check(
