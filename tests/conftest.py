@@ -10,8 +10,10 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 
 _SESSION_DIRECTORY = Path(tempfile.mkdtemp(prefix="jumbo-tests-"))
@@ -45,14 +47,28 @@ def _session_directory() -> Iterator[None]:
 def prefect_server() -> Iterator[str]:
     """The URL of a Prefect server of this session's own; flows in this process and in subprocesses use it."""
     from prefect.settings import PREFECT_API_URL
-    from prefect.testing.utilities import prefect_test_harness
 
-    with prefect_test_harness(server_startup_timeout=180):
+    with _prefect_harness():
         url = PREFECT_API_URL.value()
         assert url
         os.environ["PREFECT_API_URL"] = url
         yield url
         del os.environ["PREFECT_API_URL"]
+
+
+def _prefect_harness() -> ExitStack:
+    """Prefect's, which may lose the port that it found to ranks of other tests; then once more with another."""
+    from prefect.testing.utilities import prefect_test_harness
+
+    for _ in range(3):
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(prefect_test_harness(server_startup_timeout=180))
+            except (httpx.TransportError, RuntimeError) as error:
+                failure = error
+            else:
+                return stack.pop_all()
+    raise failure
 
 
 @pytest.fixture(scope="session")
