@@ -15,7 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_settings import BaseSettings, CliSettingsSource, EnvSettingsSource, SettingsConfigDict, SettingsError
 
-from flows.command_line import HelpFormatter, InspectDocuments, InspectTokens, Jumbo, explain
+from flows.command_line import Chaos, HelpFormatter, InspectDocuments, InspectTokens, Jumbo, explain
 from flows.interruption import end_interrupted, listen, one_interrupt
 from flows.presets import configuration, describe, preset
 from tasks.config import PipelineConfig
@@ -73,7 +73,7 @@ def _parse(arguments: list[str]) -> tuple[str, dict[str, Any]]:
         raise ValueError(explain(str(error), arguments)) from None
     command = next(name for name in Jumbo.model_fields if isinstance(given.get(name), dict))
     options = {key: value for key, value in given[command].items() if value is not None}
-    if command == "inspect":
+    if command in ("inspect", "chaos"):
         return command, options
     return command, _lists(PipelineConfig, options)
 
@@ -110,6 +110,8 @@ def _prepare_command(command: str, options: dict[str, Any]) -> Callable[[], None
         return lambda: _run(command)
     if command == "inspect":
         return _inspection(options)
+    if command == "chaos":
+        return _chaos(options)
     step = options.pop("step", None)
     config = _configuration(options.pop("preset", None), _environment(), options)
     from tasks.preflight import check_run, check_scoring
@@ -142,6 +144,18 @@ def _inspection(options: dict[str, Any]) -> Callable[[], None]:
         return lambda: show_documents(documents)
     tokens = see_tokens(**wanted)
     return lambda: show_tokens(tokens)
+
+
+def _chaos(options: dict[str, Any]) -> Callable[[], None]:
+    """What is left is the experiment."""
+    from flows.chaos import chaos, check_chaos
+
+    try:
+        wanted = Chaos.model_validate(options)
+    except ValidationError as error:
+        raise ValueError(describe(error, Chaos)) from None
+    directory, kinds = check_chaos(wanted.run_uri, wanted.storage, wanted.kinds)
+    return lambda: chaos(directory, kinds, wanted.minutes, wanted.seed, wanted.storage, keep=bool(wanted.run_uri))
 
 
 def _configuration(name: str | None, environment: dict[str, Any], options: dict[str, Any]) -> PipelineConfig:

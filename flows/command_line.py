@@ -4,12 +4,13 @@ import json
 from argparse import Action, RawDescriptionHelpFormatter
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, Field, create_model
 from pydantic_settings import CLI_SUPPRESS, BaseSettings, CliPositionalArg, CliSubCommand, SettingsConfigDict
 
 from flows.presets import preset, preset_names
+from infra.chaos.plan import Kind
 from tasks.config import PipelineConfig
 
 _PRESET = Field("laptop", description=f"Configuration to start from: {', '.join(preset_names())}.")
@@ -22,7 +23,7 @@ _PREPARATION = (
     "evaluation.multiple_choice",  # cut out of the documents
     *("model.seq_len", "training.steps", "training.global_batch_size"),  # how often training will read a source
 )
-_SCALING = (*_PREPARATION, "model", "training", "cluster", "scaling")
+_SCALING = (*_PREPARATION, "model", "training", "parallel", "cluster", "scaling")
 _SCORING = (*_RUN, "cluster", "evaluation")
 
 
@@ -159,6 +160,21 @@ class Inspect(BaseModel):
     tokens: CliSubCommand[InspectTokens] = Field(description="Token shards, piece by piece.")
 
 
+class Chaos(BaseModel):
+    """Train a tiny model in quiet, then again while ranks, nodes and the flow are killed, checkpoints are damaged and
+    the disk is full; the weights must be the same to the bit. Exit code 0 where they are.
+
+      jumbo chaos --minutes 5
+      jumbo chaos --storage s3 --kinds s3-errors,s3-stalls,power --seed 7
+    """
+
+    minutes: float = Field(5.0, gt=0, le=1440, description="How long faults come. [> 0, <= 1440]")
+    seed: int = Field(0, ge=0, lt=2**31, description="Seed of what comes when, and of the run. [>= 0]")
+    run_uri: str = Field("", description="New directory for runs and logs; a temporary one in runs/ if not given.")
+    storage: Literal["file", "s3"] = Field("file", description="Where the run lives; s3 starts a server.")
+    kinds: str = Field("", description=f"Faults that come, joined by commas; all if not given: {', '.join(Kind)}.")
+
+
 class Janitor(BaseModel):
     """End every cluster on this machine whose lease has expired or whose owner is dead."""
 
@@ -187,6 +203,7 @@ class Jumbo(BaseSettings):
     validate_scaling: CliSubCommand[ValidateScaling] = Field(description="Measure the cluster: go or no-go.")
     score: CliSubCommand[Score] = Field(description="Evaluate any checkpoint of a run again.")
     inspect: CliSubCommand[Inspect] = Field(description="Look at documents or token shards.")
+    chaos: CliSubCommand[Chaos] = Field(description="Show that a run survives faults: kills, full disks, damage.")
     janitor: CliSubCommand[Janitor] = Field(description="End clusters whose lease has expired.")
     doctor: CliSubCommand[Doctor] = Field(description="What is installed and what this machine can run.")
 

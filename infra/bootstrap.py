@@ -9,25 +9,38 @@ It is all that a machine needs beside the job's own code, so it imports the stan
 import ctypes
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from infra import processes
+from infra.rank_files import (
+    RankFailure,
+    RankSign,
+    read_failures,
+    read_signs,
+    recorded_error,
+    tail_of,
+    without_events,
+    write_json,
+)
 
-GRACE_SECONDS = 10
-"""Between SIGTERM, on which ranks may save, and SIGKILL."""
 POLL_SECONDS = 0.1
-EXIT_LEASE_EXPIRED = 75  # EX_TEMPFAIL of sysexits.h
 EXIT_STOPPED = 128 + signal.SIGTERM
-TAIL_BYTES = 16_384
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+
+LAUNCHED_AT = "JUMBO_LAUNCHED_AT"
+"""In a rank's environment: the time at which its node began to start it."""
+# A rank whose collective times out is aborted, and leaves the last 2,000 of them on its node's disk: who was missing.
+_NCCL = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+    "TORCH_FR_BUFFER_SIZE": "2000",
+}
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -44,6 +57,7 @@ class NodeSpec:
         address: of this node, as the others reach it.
         directory: where this node's logs and its `exit.json` go.
         lease: file with the time at which the node must end itself.
+        stop_seconds: between SIGTERM, on which ranks may save, and SIGKILL.
     """
 
     index: int
@@ -57,27 +71,27 @@ class NodeSpec:
     arguments: tuple[str, ...]
     directory: str
     lease: str
+    stop_seconds: float
 
-
-@dataclass(frozen=True)
-class RankFailure:
-    """How a rank failed: `time` is of its last word, `traceback` is empty where a signal ended it."""
-
-    rank: int
-    exit_code: int
-    traceback: str
-    time: float
-    log: str
+    @property
+    def first_rank(self) -> int:
+        return self.index * self.ranks_per_node
 
 
 @dataclass(frozen=True)
 class NodeReport:
-    """How a generation ended on one node; the content of `exit.json`."""
+    """How a generation ended on one node; the content of `exit.json`.
+
+    Attributes:
+        oom_kills: processes that the kernel ended on the machine meanwhile, because memory ran out.
+    """
 
     exit_code: int
     reason: Reason
     failures: tuple[RankFailure, ...] = ()
     agent_error: str = ""
+    signs: tuple[RankSign, ...] = ()
+    oom_kills: int = 0
 
     @staticmethod
     def read(directory: Path) -> "NodeReport | None":
@@ -87,14 +101,8 @@ class NodeReport:
         except FileNotFoundError:
             return None
         failures = tuple(RankFailure(**failure) for failure in data.pop("failures"))
-        return NodeReport(**data, failures=failures)
-
-
-def write_json(path: Path, data: dict[str, Any]) -> None:
-    """Writes the file whole or not at all."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(data, indent=1))
-    partial.replace(path)
+        signs = tuple(RankSign(**sign) for sign in data.pop("signs"))
+        return NodeReport(**data, failures=failures, signs=signs)
 
 
 def die_with_parent() -> None:
@@ -119,6 +127,7 @@ def supervise(spec: NodeSpec) -> NodeReport:
         signal.signal(number, request_stop)
     # Ranks live in sessions of their own; if the agent dies, they become this process's children and are found.
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    oom_kills = _oom_kills()
     agent = _start_agent(spec)
     reason: Reason | None = None
     while agent.poll() is None and reason is None:
@@ -130,12 +139,12 @@ def supervise(spec: NodeSpec) -> NodeReport:
     if reason is not None and agent.poll() is None:
         agent.terminate()
         try:
-            agent.wait(GRACE_SECONDS + 1)
+            agent.wait(spec.stop_seconds + 1)
         except subprocess.TimeoutExpired:
             agent.kill()
     this = processes.this_process()
     processes.end(lambda: processes.descendants([this]), grace_seconds=0)
-    return _report(spec, agent.wait(processes.KILL_SECONDS), reason)
+    return _report(spec, agent.wait(processes.KILL_SECONDS), reason, _oom_kills() - oom_kills)
 
 
 def _start_agent(spec: NodeSpec) -> subprocess.Popen[bytes]:
@@ -144,15 +153,21 @@ def _start_agent(spec: NodeSpec) -> subprocess.Popen[bytes]:
     command += ["--nnodes", str(spec.nodes), "--nproc-per-node", str(spec.ranks_per_node), "--max-restarts", "0"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", spec.endpoint, "--rdzv-id", spec.rendezvous_id]
     command += ["--rdzv-conf", f"is_host={str(spec.index == 0).lower()}", "--local-addr", spec.address]
-    command += ["--shutdown-timeout", str(GRACE_SECONDS), "--event-log-handler", "console"]
+    command += ["--shutdown-timeout", str(round(spec.stop_seconds)), "--event-log-handler", "console"]
     command += ["--log-dir", str(directory / "ranks"), "--redirects", "3", "-m", spec.module, *spec.arguments]
-    environment = os.environ | {
-        "JUMBO_SUPERVISOR": str(os.getpid()),
-        "OMP_NUM_THREADS": str(spec.threads_per_rank),
-        "TORCHELASTIC_ERROR_FILE": str(directory / "agent_error.json"),
-        # Ranks would otherwise share the agents' store, whose keys outlive a failed attempt (pytorch#135712).
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-    }
+    environment = (
+        os.environ
+        | {
+            "JUMBO_SUPERVISOR": str(os.getpid()),
+            "OMP_NUM_THREADS": str(spec.threads_per_rank),
+            "TORCHELASTIC_ERROR_FILE": str(directory / "agent_error.json"),
+            # Ranks would otherwise share the agents' store, whose keys outlive a failed attempt (pytorch#135712).
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            LAUNCHED_AT: repr(time.time()),
+        }
+        | _NCCL
+    )
+    environment["TORCH_FR_DUMP_TEMP_FILE"] = str(directory / "nccl_trace_rank_")
     environment.pop("LOGLEVEL", None)  # above INFO it would silence the events that the report is made of
     supervisor = os.getpid()
 
@@ -179,87 +194,28 @@ def _lease_expired(lease: Path) -> bool:
         return True  # the cluster is gone
 
 
-def _report(spec: NodeSpec, agent_exit_code: int, reason: Reason | None) -> NodeReport:
+def _report(spec: NodeSpec, agent_exit_code: int, reason: Reason | None, oom_kills: int = 0) -> NodeReport:
     if agent_exit_code == 0:
         return NodeReport(0, "succeeded")
-    failures = tuple(sorted(_failures(spec), key=lambda failure: failure.time))
+    directory = Path(spec.directory)
+    failures = tuple(sorted(read_failures(directory, spec.first_rank), key=lambda failure: failure.time))
+    signs = tuple(read_signs(directory, spec.first_rank, time.time()))
     if reason == "lease expired":
-        return NodeReport(EXIT_LEASE_EXPIRED, reason, failures)
+        return NodeReport(os.EX_TEMPFAIL, reason, failures, signs=signs)
     if reason == "stopped":
-        return NodeReport(EXIT_STOPPED, reason, failures)
-    directory = Path(spec.directory)
-    error, _ = _recorded_error(directory / "agent_error.json")
-    log = without_events((directory / "agent.log").read_text(errors="replace"))
-    return NodeReport(agent_exit_code, "failed", failures, "" if failures else error or _tail_of(log))
+        return NodeReport(EXIT_STOPPED, reason, failures, signs=signs)
+    error, _ = recorded_error(directory / "agent_error.json")
+    error = error or tail_of(without_events((directory / "agent.log").read_text(errors="replace")))
+    return NodeReport(agent_exit_code, "failed", failures, "" if failures else error, signs, oom_kills)
 
 
-def _failures(spec: NodeSpec) -> Iterator[RankFailure]:
-    """The ranks of this node that the agent saw fail, and those that left a traceback before it ended them."""
-    directory = Path(spec.directory)
-    ranks, exit_codes = _agent_events(directory / "agent.log")
-    for rank_directory in directory.glob("ranks/*/attempt_*/[0-9]*"):
-        local_rank = int(rank_directory.name)
-        log = rank_directory / "stderr.log"
-        traceback, when = _recorded_error(rank_directory / "error.json")
-        if not traceback and local_rank not in exit_codes:
-            continue
-        exit_code = exit_codes.get(local_rank, 1)
-        if not traceback:
-            when = log.stat().st_mtime
-            traceback = _tail(log) if exit_code > 0 else ""
-        rank = ranks.get(local_rank, spec.index * spec.ranks_per_node + local_rank)
-        yield RankFailure(rank, exit_code, traceback, when, str(log))
-
-
-def _agent_events(log: Path) -> tuple[dict[int, int], dict[int, int]]:
-    """From torchrun's log: local rank -> rank of those that started, local rank -> exit code of those that failed.
-
-    torchrun counts as failed also the ranks that it ended itself because another had failed; they are left out.
-    """
-    ranks, exit_codes = {}, {}
-    text = log.read_text(errors="replace")
-    ended_by_agent = set(re.findall(r"Sending process (\d+) closing signal", text))
-    for line in text.splitlines():
-        if not line.startswith('{"name": "torchelastic.worker.status.'):
-            continue
-        event = json.loads(line)
-        if event["source"] != "WORKER":
-            continue
-        worker = json.loads(event["metadata"]["metadata"])
-        (local_rank,), (exit_code,) = worker["local_rank"], worker["exit_code"]
-        ranks[local_rank] = event["metadata"]["global_rank"]
-        if exit_code is not None and event["metadata"]["worker_id"] not in ended_by_agent:
-            exit_codes[local_rank] = exit_code
-    return ranks, exit_codes
-
-
-def _recorded_error(path: Path) -> tuple[str, float]:
-    """The traceback that torch's `record` wrote, and when. Its own timestamp has whole seconds, too coarse to tell
-    the first failure from those it caused; the file's has not."""
+def _oom_kills() -> int:
+    """Since boot, by the kernel's count; 0 where it keeps none. Source: proc_vmstat(5)."""
     try:
-        message = json.loads(path.read_bytes())["message"]
-    except (FileNotFoundError, json.JSONDecodeError):  # killed while it wrote
-        return "", 0.0
-    text = message if isinstance(message, str) else message["extraInfo"]["py_callstack"]
-    return text, path.stat().st_mtime
-
-
-def without_events(text: str) -> str:
-    """torchrun's output without the events that it prints as JSON, which speak to programs alone."""
-    return "\n".join(line for line in text.splitlines() if '{"name": "torchelastic.' not in line).strip()
-
-
-def _tail(log: Path) -> str:
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
-        return _tail_of(file.read().decode(errors="replace"))
-
-
-def _tail_of(text: str) -> str:
-    """The first traceback in the text's last part and all after it; without one, its last 20 lines."""
-    text = text[-TAIL_BYTES:].strip()
-    _, found, rest = text.partition("Traceback (most recent call last):")
-    return found + rest if found else "\n".join(text.splitlines()[-20:])
+        fields = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
+    except FileNotFoundError:
+        return 0
+    return int(fields.get("oom_kill", 0))
 
 
 def _prctl(option: int, value: int) -> None:

@@ -21,6 +21,7 @@ class ClusterRequest:
     Attributes:
         name: by which the cluster is found again, from any process; one path component.
         lease_seconds: a cluster whose owner has not renewed its lease for this long ends itself.
+        stop_seconds: that ranks have, once they are asked to stop, before they are killed.
     """
 
     name: str
@@ -28,6 +29,7 @@ class ClusterRequest:
     ranks_per_node: int
     threads_per_rank: int
     lease_seconds: float
+    stop_seconds: float = 10.0
 
     def __post_init__(self) -> None:
         check_name("cluster name", self.name)
@@ -187,7 +189,8 @@ class Provider(Protocol):
         """
 
     def launch(self, cluster: Cluster, job: Job) -> JobHandle:
-        """Starts a generation on all nodes, with a rendezvous of its own; ends what still runs of an earlier one."""
+        """Starts a generation on all nodes that the cluster has by now, with a rendezvous of its own; ends what still
+        runs of an earlier one."""
 
     def watch(self, handle: JobHandle) -> JobStatus:
         """How each node stands now; does not wait."""

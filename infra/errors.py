@@ -2,10 +2,11 @@
 
 InfraError
 ├── ClusterBusy        the cluster is held by another owner that lives
+├── Preempted          the ranks were asked to stop, and did
 ├── WorkerFailed       a rank raised: carries that rank's own traceback
 └── TransientError     trying again makes sense; nothing else is retried
     ├── WorkersKilled  ranks or nodes ended without a reason of their own: a signal, a lost machine, a lapsed lease
-    └── Stalled        no sign of life within the time allowed
+    └── Stalled        a rank was waited for, or gave no sign of life, for longer than is allowed
 """
 
 from collections.abc import Iterator
@@ -19,6 +20,25 @@ class InfraError(Exception):
 
 class ClusterBusy(InfraError):
     """The cluster is held by another owner that lives."""
+
+
+class Preempted(InfraError):
+    """The ranks were asked to stop from outside, and have left in order; run again, the job goes on.
+
+    Attributes:
+        step: of the newest complete checkpoint then; None where a rank left before one was known to be.
+        restartable: whether their nodes are still there to run on.
+    """
+
+    def __init__(self, step: int | None, restartable: bool) -> None:
+        super().__init__(step, restartable)
+        self.step = step
+        self.restartable = restartable
+
+    def __str__(self) -> str:
+        if self.step is None:
+            return "the job was stopped from outside, before its ranks had saved; run again, it continues"
+        return f"the job was preempted at step {self.step}, which is saved; run again, it continues from there"
 
 
 class WorkerFailed(InfraError):
@@ -52,11 +72,22 @@ class TransientError(InfraError):
 
 
 class WorkersKilled(TransientError):
-    """Ranks or nodes ended without a traceback: to start again from a checkpoint makes sense."""
+    """Ranks or nodes ended without a traceback: to start again from a checkpoint makes sense.
+
+    Attributes:
+        lost_nodes: ids of the nodes that are gone.
+    """
+
+    def __init__(self, message: str, lost_nodes: tuple[str, ...] = ()) -> None:
+        super().__init__(message, lost_nodes)
+        self.lost_nodes = lost_nodes
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class Stalled(TransientError):
-    """The ranks gave no sign of life within the time allowed."""
+    """A rank was waited for, or all ranks gave no sign of life, for longer than is allowed."""
 
 
 @contextmanager

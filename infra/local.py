@@ -20,11 +20,12 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 
 import infra
 from infra import processes
-from infra.bootstrap import GRACE_SECONDS, NodeReport, NodeSpec, write_json
+from infra.bootstrap import NodeReport, NodeSpec
 from infra.cluster import (
     Cluster,
     ClusterRecord,
@@ -38,6 +39,7 @@ from infra.cluster import (
     check_name,
 )
 from infra.errors import ClusterBusy, InfraError
+from infra.rank_files import write_json
 
 logger = logging.getLogger(__name__)
 
@@ -45,8 +47,8 @@ MARKER = "JUMBO_CLUSTER_RECORD"
 NODE_MARKER = "JUMBO_NODE"
 RENDEZVOUS_MARKER = "JUMBO_RENDEZVOUS"
 LOCK_SECONDS = 60.0
-# A supervisor needs this long beyond the grace that it gives its ranks: to kill the rest and to write its report.
-STOP_SECONDS = GRACE_SECONDS + 5.0
+REPORT_SECONDS = 5.0
+"""What a supervisor needs beyond the time that ranks have to stop: to kill the rest, and to write its report."""
 
 
 def default_state_dir() -> Path:
@@ -92,6 +94,7 @@ class LocalProvider:
 
     def launch(self, cluster: Cluster, job: Job) -> JobHandle:
         with self._lock():
+            cluster = self._owned(cluster)
             self.renew(cluster)
             self._end_processes(cluster.name, grace_seconds=0)
             endpoint = f"{cluster.nodes[0].address}:{_free_port(cluster.nodes[0].address)}"
@@ -116,16 +119,20 @@ class LocalProvider:
 
     def stop(self, handle: JobHandle) -> None:
         # By the generation, not by the cluster: that may have another owner by now, and other processes.
-        processes.end(lambda: processes.marked(RENDEZVOUS_MARKER, handle.rendezvous_id), STOP_SECONDS)
+        of_generation = partial(processes.marked, RENDEZVOUS_MARKER, handle.rendezvous_id)
+        processes.end(of_generation, handle.cluster.request.stop_seconds + REPORT_SECONDS)
         self._collect()
 
     def replace_node(self, cluster: Cluster, node_id: str) -> Cluster:
-        node = next((node for node in cluster.nodes if node.node_id == node_id), None)
-        if node is None:
-            raise ValueError(f"cluster {cluster.name!r} has no node {node_id!r}")
         with self._lock():
-            self._check_owned(cluster)
-            processes.end(lambda: self._processes(cluster.name) & processes.marked(NODE_MARKER, node_id), STOP_SECONDS)
+            cluster = self._owned(cluster)
+            node = next((node for node in cluster.nodes if node.node_id == node_id), None)
+            if node is None:
+                raise ValueError(f"cluster {cluster.name!r} has no node {node_id!r}")
+            processes.end(
+                lambda: self._processes(cluster.name) & processes.marked(NODE_MARKER, node_id),
+                cluster.request.stop_seconds + REPORT_SECONDS,
+            )
             fresh = Node(f"node-{node.index}-{uuid.uuid4().hex[:8]}", node.index, node.address)
             nodes = tuple(fresh if old == node else old for old in cluster.nodes)
             cluster = replace(cluster, nodes=nodes)
@@ -138,7 +145,7 @@ class LocalProvider:
             self._terminate(name)
 
     def renew(self, cluster: Cluster) -> None:
-        self._check_owned(cluster)
+        self._owned(cluster)
         try:
             write_json(self._directory(cluster.name) / "lease.json", _lease(cluster.request))
         except FileNotFoundError:
@@ -186,15 +193,18 @@ class LocalProvider:
                     time.sleep(0.05)
             yield
 
-    def _check_owned(self, cluster: Cluster) -> None:
+    def _owned(self, cluster: Cluster) -> Cluster:
+        """The cluster with the nodes that it has by now. Raises InfraError where it is not this owner's any more."""
         record = self._record(cluster.name)
         if record is None:
             raise InfraError(f"cluster {cluster.name!r} was terminated")
         if record.cluster.owner != cluster.owner or record.cluster.created_at != cluster.created_at:
             raise InfraError(f"cluster {cluster.name!r} was taken over by pid {record.cluster.owner.process.pid}")
+        return record.cluster
 
     def _terminate(self, name: str) -> None:
-        self._end_processes(name, STOP_SECONDS)
+        record = self._record(name)
+        self._end_processes(name, record.cluster.request.stop_seconds + REPORT_SECONDS if record else 0)
         directory = self._directory(name)
         if directory.exists():
             # Out of sight at once, since a removal can be cut short.
@@ -230,6 +240,7 @@ class LocalProvider:
             arguments=job.arguments,
             directory=str(directory),
             lease=str(self._directory(cluster.name) / "lease.json"),
+            stop_seconds=cluster.request.stop_seconds,
         )
         write_json(directory / "spec.json", asdict(spec))
         environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"} | dict(job.environment)

@@ -45,8 +45,8 @@ class Storage(Protocol):
     def read_range(self, name: str, start: int, length: int) -> bytes:
         """Exactly these bytes of the object. Raises FileNotFoundError, or OSError where it ends before them."""
 
-    def write(self, name: str, data: bytes) -> None:
-        """Store `data`, replacing what was there."""
+    def write(self, name: str, data: bytes | memoryview) -> None:
+        """Store `data`, replacing what was there. It is not copied, whatever its size."""
 
     def upload(self, path: Path, name: str) -> None:
         """Store the local file `path`, replacing what was there."""
@@ -56,6 +56,9 @@ class Storage(Protocol):
 
     def delete(self, name: str) -> None:
         """Remove the object `name` and everything below it; what is not there is no error."""
+
+    def delete_unfinished(self) -> None:
+        """Remove what writers that were killed have left anywhere in the storage; nobody may be writing."""
 
     def local(self, name: str) -> Path:
         """A local file with the object's content, itself or a copy for this version of it. Raises FileNotFoundError."""

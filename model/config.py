@@ -75,6 +75,10 @@ class TrainingConfig(Section):
         "auto", description="'auto' starts at step 0 when no checkpoint was ever completed; 'required' refuses to."
     )
 
+    tensorboard: bool = Field(
+        False, description="Write the metrics for TensorBoard too; needs the package: pip install 'jumbo[tensorboard]'."
+    )
+
     @model_validator(mode="after")
     def _ramp_grows(self) -> Self:
         if self.ramp_start_batch_size > self.global_batch_size:

@@ -21,14 +21,15 @@ _BLOCK_ROWS = 1024  # of a matrix, which get their initial values together
 
 
 class Attention(nn.Module):
-    """Causal self-attention. The projections are separate, so that each can be split by heads."""
+    """Causal self-attention.
+
+    The rows of `qkv` go by heads, each with its query, key and value together, so that it can be split by heads.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         width = config.d_model
-        self.query = nn.Linear(width, width)
-        self.key = nn.Linear(width, width)
-        self.value = nn.Linear(width, width)
+        self.qkv = nn.Linear(width, 3 * width)
         self.output = nn.Linear(width, width)
         self.d_head = width // config.n_head
         self.dropout = config.dropout
@@ -36,10 +37,8 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, visible: Tensor | None = None) -> Tensor:
         """x: (B, T, d_model); visible: which tokens each one sees, (B, 1, T, T), where that is not all before it."""
         B, T, _ = x.shape
-        query, key, value = (
-            project(x).view(B, T, -1, self.d_head).transpose(1, 2)  # (B, n_head, T, d_head)
-            for project in (self.query, self.key, self.value)
-        )
+        # (B, n_head, T, d_head) each
+        query, key, value = self.qkv(x).view(B, T, -1, 3, self.d_head).transpose(1, 2).unbind(3)
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(
             query, key, value, attn_mask=visible, is_causal=visible is None, dropout_p=dropout

@@ -17,7 +17,7 @@ from model.data.tokens.batches import IGNORED
 from model.gpt import derive_seed
 from model.optim import build_optimizer, optimizer_state
 from model.parallel import build_stages, reshard
-from model.parallel_plan import ParallelPlan, check_vocabulary
+from model.parallel_plan import ParallelPlan
 from model.pipeline import Batches, Pipeline
 from model.spikes import SpikeGuard
 
@@ -53,7 +53,7 @@ class Learner:
         plan: ParallelPlan,
         mesh: DeviceMesh,
     ) -> None:
-        check_vocabulary(plan, vocab_size)
+        assert vocab_size % plan.tp == 0, "the plan is of another vocabulary"
         self.config = training_config
         self.seed = seed
         self.plan = plan
@@ -122,13 +122,15 @@ class Learner:
             state |= parameters | optimizer_state(stage, self.optimizer)
         return state
 
-    def peak_memory_bytes(self) -> int:
-        """The most memory that any rank has used: of the GPU, or resident where there is none."""
+    def used_memory_bytes(self) -> int:
+        """The most memory that this rank has used: of the GPU, or resident where there is none."""
         if self.device.type == "cuda":
-            used = torch.cuda.max_memory_allocated()
-        else:
-            used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        peak = torch.tensor(used, device=self.device)
+            return torch.cuda.max_memory_allocated()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    def peak_memory_bytes(self) -> int:
+        """The most memory that any rank has used."""
+        peak = torch.tensor(self.used_memory_bytes(), device=self.device)
         for axis in self.mesh.mesh_dim_names or ():
             dist.all_reduce(peak, dist.ReduceOp.MAX, group=self.mesh[axis].get_group())
         return int(peak)

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from model.config import ModelConfig
 from model.gpt import GPT, Block, initialize
@@ -86,9 +86,7 @@ def split_tensors(stage: GPT, mesh: DeviceMesh) -> None:
         "position_embedding": _EmbeddingBySequence(),
         "layers.*.attention_norm": SequenceParallel(),
         "layers.*.attention": by_sequence(input_layouts=(Shard(1), None)),
-        "layers.*.attention.query": ColwiseParallel(),
-        "layers.*.attention.key": ColwiseParallel(),
-        "layers.*.attention.value": ColwiseParallel(),
+        "layers.*.attention.qkv": ColwiseParallel(),
         "layers.*.attention.output": RowwiseParallel(output_layouts=Shard(1)),
         "layers.*.mlp_norm": SequenceParallel(),
         "layers.*.mlp": PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
@@ -147,13 +145,15 @@ def checkpoint_activations(stage: GPT, kind: str) -> None:
     """Have blocks compute their activations again in the backward pass: all of them, or those that are cheap to get.
 
     Source: Chen et al. 2016, arXiv:1604.06174; selective: Korthikanti et al. 2022, arXiv:2205.05198, section 5. Here
-    what is kept are the results of matrix products and of attention.
+    what is kept are the results of matrix products and of attention. Of attention with dropout they are not: what is
+    kept draws no numbers when the rest is computed again, and later masks would be made of those.
     """
     if kind == "none":
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if kind == "selective":
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _keep_products)
+        kept = _PRODUCTS if stage.config.dropout else _PRODUCTS + _ATTENTION
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, kept)
     for block in stage.layers.values():
         assert isinstance(block, Block)
         # Not a wrapper module, which would change the parameters' names.
@@ -166,18 +166,13 @@ def _checkpointed(
     return checkpoint(compute, x, visible, **options) if block.training else compute(x, visible)
 
 
-_PRODUCTS = {
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
+_PRODUCTS = [torch.ops.aten.mm.default, torch.ops.aten.addmm.default]
+_ATTENTION = [
     torch.ops.aten._scaled_dot_product_flash_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-}
-
-
-def _keep_products(context: Any, operation: Any, *arguments: Any, **options: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
+]
 
 
 def shard(stage: GPT, mesh: DeviceMesh, plan: ParallelPlan, precision: torch.dtype | None) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import irecv, isend
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor
@@ -39,7 +40,6 @@ class Pipeline:
         self.device = torch.device(mesh.device_type)
         self.dtype = dtype
         self._group = mesh["pp"].get_group()
-        self._ends = _ends_group(mesh) if self.rank in (0, plan.pp - 1) else None
         # The last one for training and for evaluation: each has buffers for its number and shape of micro-batches.
         self._schedules: dict[bool, tuple[tuple[int, ...], Schedule]] = {}
         self._tokens = 1.0
@@ -65,10 +65,17 @@ class Pipeline:
 
         They start equal and are updated equally, so they stay one parameter.
         """
-        if self.rank in (0, self.plan.pp - 1):
-            gradient = (self.stages[0] if self.rank == 0 else self.stages[-1]).token_embedding.weight.grad
-            assert gradient is not None
-            dist.all_reduce(gradient.to_local() if isinstance(gradient, DTensor) else gradient, group=self._ends)
+        last = self.plan.pp - 1
+        if self.rank not in (0, last):
+            return
+        gradient = (self.stages[0] if self.rank == 0 else self.stages[-1]).token_embedding.weight.grad
+        assert isinstance(gradient, DTensor)
+        mine, group, peer = gradient.to_local(), self._group, last - self.rank
+        other = torch.empty_like(mine)
+        swap = [dist.P2POp(do, part, group=group, group_peer=peer) for do, part in ((isend, mine), (irecv, other))]
+        for transfer in dist.batch_isend_irecv(swap):
+            transfer.wait()
+        mine += other
 
     def _run(self, batches: Batches, training: bool) -> Tensor:
         batches = [*batches, *[_empty(batches[0])] * (self._count(len(batches)) - len(batches))]
@@ -122,12 +129,3 @@ class Pipeline:
 def _empty(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     inputs, targets = batch
     return torch.zeros_like(inputs), torch.full_like(targets, IGNORED)
-
-
-def _ends_group(mesh: DeviceMesh) -> dist.ProcessGroup:
-    """The group of the first and the last rank of this rank's row."""
-    rank = dist.get_rank()
-    (row,) = [row for row in mesh.mesh.flatten(1).t().tolist() if rank in row]
-    group = dist.new_group([row[0], row[-1]], use_local_synchronization=True)
-    assert isinstance(group, dist.ProcessGroup)
-    return group

@@ -47,7 +47,10 @@ class SpikeGuard:
         self._count += 1
         if known.shape[1] < self._window / 2:
             return ""
-        most = known.mean(1) + self._sigmas * known.std(1, correction=0)
+        mean = known.mean(1)
+        # Steps that are all alike deviate by rounding alone, which is no spike.
+        deviation = known.std(1, correction=0).maximum(mean * torch.finfo(torch.float32).eps)
+        most = mean + self._sigmas * deviation
         return SPIKE if (now > most).any() else ""
 
     def state(self) -> dict[str, Tensor]:

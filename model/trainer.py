@@ -21,12 +21,16 @@ from model.config import ModelConfig, TrainingConfig
 from model.data.tokens.batches import Ids, TokenDataset, rank_batches
 from model.data.tokens.mixture import Mixture
 from model.data.tokens.prefetch import prefetch
-from model.learner import Learner, StepResult
+from model.flops import training_flops_per_token
+from model.goodput import Goodput
+from model.learner import Learner, StepResult, compute_precision
 from model.metrics import MetricsLog
 from model.optim import Schedule
 from model.parallel_plan import ParallelPlan
+from model.peaks import model_flops_utilization, peak_of
 from model.pipeline import Batches
 from model.spikes import NOT_FINITE
+from model.stragglers import Exchange
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +43,7 @@ FREE_FIELDS = {
     "validate_every_steps",
     "validation_sequences",
     "resume",
+    "tensorboard",
 }
 """What a run may change when it is resumed; every other training field shapes its steps, so it is in the identity."""
 
@@ -69,6 +74,8 @@ class TrainingOutcome:
     seconds: float
     peak_memory_bytes: int
     skipped_steps: int
+    goodput: Goodput | None
+    """Of the run until now, all attempts together; on rank 0 only, as the metrics are."""
     preempted: bool
     """Whether it was asked to stop before the last step, and has saved the step it was at."""
 
@@ -112,6 +119,10 @@ class Trainer:
         self.schedule = Schedule(training_config, model_config.seq_len)
         self.learner = Learner(model_config, training_config, vocab_size, seed, plan, mesh)
         self.rank = dist.get_rank()
+        dtype = compute_precision(training_config, mesh.device_type) or torch.float32
+        self.exchange = Exchange(self.learner.device, dtype)
+        self.flops_per_token = training_flops_per_token(model_config, vocab_size)
+        self.peak = peak_of(self.learner.device, dtype)
         self.identity = {
             **model_config.model_dump(),
             "vocab_size": vocab_size,
@@ -138,7 +149,7 @@ class Trainer:
             while step < self.config.steps and not preempted:
                 line = self._step(step, batches)
                 step += 1
-                preempted = self._any_stop_asked() and step < self.config.steps
+                preempted = self._any_stop_asked(line) and step < self.config.steps
                 self._end_step(step, line, preempted)
         self._beat("checkpoint", step)
         self.checkpointer.wait()
@@ -150,6 +161,7 @@ class Trainer:
             seconds=time.monotonic() - started,
             peak_memory_bytes=self.learner.peak_memory_bytes(),
             skipped_steps=self.learner.guard.skipped,
+            goodput=self.metrics.goodput() if self.rank == 0 else None,
             preempted=preempted,
         )
 
@@ -170,7 +182,9 @@ class Trainer:
             )
         required = self.config.resume == "required"
         step = self.checkpointer.load_latest(self.learner.state(), self.identity, required) or 0
-        line = self.metrics.rewind(step) if self.rank == 0 else None
+        line = None
+        if self.rank == 0:
+            line = self.metrics.begin(step) if step < self.config.steps else self.metrics.rewind(step)
         if step and self.rank == 0:
             logger.info("resumed at step %d of %d", step, self.config.steps)
         self._beat("training", step)
@@ -187,23 +201,34 @@ class Trainer:
         result = self.learner.step(step, batch, learning_rate)
         seconds = time.perf_counter() - started
         self._count_nonfinite(step + 1, result)
+        tokens_per_second = size * self.schedule.seq_len / seconds
         return {
             "step": step + 1,
+            "time": time.time(),
             "loss": result.loss,
             "learning_rate": learning_rate,
             "gradient_norm": result.gradient_norm,
             "tokens": self.schedule.tokens(step + 1),
             "batch_size": size,
-            "tokens_per_second": size * self.schedule.seq_len / seconds,
+            "tokens_per_second": tokens_per_second,
+            **self._utilization(tokens_per_second),
             "step_seconds": seconds,
             "loader_seconds": loader_seconds,
             "checkpoint_blocked_seconds": self._blocked_seconds,
             "skipped_steps": self.learner.guard.skipped,
         } | ({"skipped": result.skipped} if result.skipped else {})
 
+    def _utilization(self, tokens_per_second: float) -> dict[str, float]:
+        """Empty where the device's peak is unknown."""
+        if not self.peak:
+            return {}
+        flops_per_second = self.flops_per_token * tokens_per_second
+        return {"mfu": model_flops_utilization(flops_per_second, dist.get_world_size(), self.peak)}
+
     def _end_step(self, step: int, line: dict[str, Any], preempted: bool) -> None:
         """What follows a step: a validation, its line in the metrics, a checkpoint."""
-        if self._due(step, self.config.validate_every_steps):
+        # Who is asked to stop may not have the time to validate as well as to save.
+        if self._due(step, self.config.validate_every_steps) and not preempted:
             self._beat("validation", step)
             line["validation_loss"] = self.validate()
         if self.rank == 0:
@@ -234,10 +259,17 @@ class Trainer:
                 f"({self.config.max_nonfinite_steps})"
             )
 
-    def _any_stop_asked(self) -> bool:
-        asked = torch.tensor(float(self.stop_asked()), device=self.learner.device)
-        dist.all_reduce(asked, dist.ReduceOp.MAX)
-        return bool(asked.item())
+    def _any_stop_asked(self, line: dict[str, Any]) -> bool:
+        """Of any rank; with it, the line gets what takes all ranks to know."""
+        known = self.exchange.step(
+            stop_asked=self.stop_asked(),
+            loader_seconds=line["loader_seconds"],
+            memory_bytes=self.learner.used_memory_bytes(),
+        )
+        line |= {"loader_seconds": known.loader_seconds, "memory_gib": known.memory_bytes / 2**30}
+        if known.slow_ranks:
+            line["slow_ranks"] = known.slow_ranks
+        return known.any_stop_asked
 
     def _training_batches(self, step: int) -> Batches:
         ids = self.data.order.sequence_ids(self.schedule.first_sample(step), self.schedule.batch_size(step))

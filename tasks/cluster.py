@@ -48,7 +48,12 @@ def provision(config: PipelineConfig) -> Cluster:
     started = time.monotonic()
     cluster = config.cluster
     request = ClusterRequest(
-        cluster_name(config), cluster.nodes, cluster.ranks_per_node, cluster.threads_per_rank, cluster.lease_seconds
+        cluster_name(config),
+        cluster.nodes,
+        cluster.ranks_per_node,
+        cluster.threads_per_rank,
+        cluster.lease_seconds,
+        cluster.stop_seconds,
     )
     provisioned = open_provider(cluster).provision(request)
     nodes = "1 node" if cluster.nodes == 1 else f"{cluster.nodes} nodes"
@@ -93,7 +98,8 @@ def run_on_cluster(
 
     Raises:
         WorkerFailed: a rank raised; carries that rank's own traceback.
-        TransientError: the ranks were killed more often than `cluster.max_restarts`.
+        TransientError: the ranks were killed or stuck more often than `cluster.max_restarts`.
+        Preempted: they were asked to stop as often as that, or their nodes were.
     """
     assert cluster is not None, "a stage that needs machines runs, but none were provisioned"
     config, storage = job.config.cluster, open_storage(job.config.run_uri)

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 from infra.config import ClusterConfig
 from model.config import EvaluationConfig, ModelConfig, ScalingConfig, Section, TrainingConfig
 from model.data.config import DataConfig, TokenizerConfig, TokensConfig
-from model.parallel_plan import ParallelConfig, ParallelPlan, check_vocabulary, plan_parallelism
+from model.parallel_plan import ParallelConfig, ParallelPlan, plan_parallelism
 from tasks.pool import PIECE_TIMEOUT_MINUTES
 
 
@@ -54,15 +54,16 @@ class PipelineConfig(Section):
 
     def parallel_plan(self) -> ParallelPlan:
         """The place of every rank of the cluster."""
-        world_size = self.cluster.nodes * self.cluster.ranks_per_node
-        return plan_parallelism(self.parallel, world_size, self.model, self.training)
+        return plan_parallelism(
+            self.parallel,
+            self.cluster.nodes * self.cluster.ranks_per_node,
+            self.model,
+            self.training,
+            vocab_size=self.tokenizer.vocab_size,
+            ranks_per_node=self.cluster.ranks_per_node,
+        )
 
     @model_validator(mode="after")
     def _the_plan_is_valid(self) -> Self:
-        if self.cluster.ranks_per_node % self.parallel.tp:
-            raise ValueError(
-                f"parallel.tp ({self.parallel.tp}) must divide cluster.ranks_per_node ({self.cluster.ranks_per_node}): "
-                "tensor parallel ranks exchange too much to be on different machines"
-            )
-        check_vocabulary(self.parallel_plan(), self.tokenizer.vocab_size)
+        self.parallel_plan()
         return self

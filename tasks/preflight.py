@@ -1,6 +1,6 @@
 """Finds wrong input before anything runs: a ValueError that names the field, the value and the rule."""
 
-import json
+import importlib.util
 import re
 import shutil
 from collections import Counter
@@ -12,6 +12,8 @@ import zstandard
 
 from infra.cluster import open_provider
 from infra.storage import FileStorage, open_storage
+from model.checkpoint_marker import MARKER, Marker
+from model.config import TrainingConfig
 from model.data.readers.documents import DamagedFile, Dropped, SourceFile, document_format, read_documents
 from model.data.readers.fields import check_fields
 from model.flops import parameter_count
@@ -43,6 +45,7 @@ def check_run(config: PipelineConfig, needs_cluster: bool = True) -> None:
     if needs_cluster:
         open_provider(config.cluster)
         load_choices(config.evaluation)
+        _check_tensorboard(config.training)
         _check_checkpoints(config)
     load_bad_words(config.data.filters)
     sources = find_sources(config.data, config.run_uri)
@@ -80,6 +83,14 @@ def complete_steps(run_uri: str) -> list[int]:
     return sorted(int(match[1]) for name in names if (match := marker.fullmatch(name)))
 
 
+def _check_tensorboard(config: TrainingConfig) -> None:
+    if config.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        raise ValueError(
+            "training.tensorboard (True) needs the package tensorboard, which is not installed: "
+            "pip install 'jumbo[tensorboard]', or leave it False"
+        )
+
+
 def _check_checkpoints(config: PipelineConfig) -> None:
     """Refuse to go on from checkpoints of another model or training; of other tokens, the trainer refuses."""
     complete = complete_steps(config.run_uri)
@@ -97,11 +108,10 @@ def _check_checkpoints(config: PipelineConfig) -> None:
 def _check_identity(run_uri: str, step: int, fields: dict[str, Any]) -> None:
     """Compare what a checkpoint was made with; a damaged marker is the trainer's to report."""
     try:
-        marker = json.loads(open_storage(run_uri).read(f"checkpoints/step-{step:08d}/complete.json"))
-        identity = dict(marker["identity"])
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        marker = Marker.decode(open_storage(run_uri).read(f"checkpoints/step-{step:08d}/{MARKER}"), step)
+    except (FileNotFoundError, ValueError):
         return
-    for name, there in identity.items():
+    for name, there in marker.identity.items():
         if name in fields and fields[name] != there:
             raise ValueError(
                 f"run_uri ({run_uri}) holds checkpoints with {name} {there}, not {fields[name]}: "

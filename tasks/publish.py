@@ -12,6 +12,7 @@ from model.config import Section
 from model.evaluation.facts import Facts
 from model.evaluation.report import figures, render, summary_markdown
 from model.flops import parameter_count
+from model.metrics import parse_lines
 from tasks.config import PipelineConfig
 from tasks.manifest import Manifest, record_bytes
 from tasks.stage import Stage, artifact_key, say_outcome, stage_task
@@ -87,6 +88,7 @@ def run_facts(config: PipelineConfig, manifests: list[Manifest], storage: Storag
     facts = data_facts(config, manifests) | {
         "scaling": scaling | {"tokens_per_second_all_ranks": scaling["tokens_per_second"]},
         "training": _metrics(storage),
+        "goodput": counts["train"].get("goodput"),
         "evaluation": counts["evaluate"],
     }
     facts["run"]["parameters"] = parameter_count(config.model, counts["tokenizer"]["vocab_size"])
@@ -95,7 +97,7 @@ def run_facts(config: PipelineConfig, manifests: list[Manifest], storage: Storag
 
 def _metrics(storage: Storage) -> list[dict[str, Any]]:
     try:
-        return [json.loads(line) for line in storage.read(METRICS).splitlines()]
+        return parse_lines(storage.read(METRICS), METRICS)
     except FileNotFoundError:  # lost, but the model is not: the report leaves the curves out
         return []
 

@@ -47,15 +47,24 @@ def scaling_stage(config: PipelineConfig, tokens: Manifest) -> Stage:
         training=config.training,
         seed=config.seed,
     )
-    for harmless in ("steps", "resume", "keep_checkpoints", "checkpoint_every_steps", "validate_every_steps"):
-        del settings["training"][harmless]  # a longer run of the same model on the same cluster is validated already
+    # A longer run of the same model on the same cluster is validated already.
+    for harmless in (
+        "steps",
+        "resume",
+        "keep_checkpoints",
+        "checkpoint_every_steps",
+        "validate_every_steps",
+        "tensorboard",
+    ):
+        del settings["training"][harmless]
     return Stage(config.run_uri, "validate-scaling", "scaling", settings, _inputs(tokens))
 
 
 def training_stage(config: PipelineConfig, tokens: Manifest) -> Stage:
     settings = _settings(model=config.model, training=config.training, seed=config.seed)
     settings["weights"] = source_weights(config.data)
-    del settings["training"]["resume"]
+    for harmless in ("resume", "tensorboard"):
+        del settings["training"][harmless]
     return Stage(config.run_uri, "train", "checkpoints", settings, _inputs(tokens))
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from infra.cluster import Cluster
 from infra.storage import Storage
+from model.goodput import Goodput
 from tasks.cluster import ProgressArtifact, run_on_cluster
 from tasks.config import PipelineConfig
 from tasks.dataset import planned_epochs
@@ -18,7 +19,7 @@ RESULT = "metrics/outcome.json"
 
 @stage_task("train", retries=0)  # restarts after kills are the launcher's, from the newest checkpoint
 def train(config: PipelineConfig, cluster: Cluster | None, tokens: Manifest) -> Manifest:
-    """checkpoints/step-*/ and metrics/train.jsonl."""
+    """checkpoints/step-*/, metrics/train.jsonl and metrics/attempts.jsonl."""
     stage = training_stage(config, tokens)
     if done := stage.finished():
         return stage.cached(done)
@@ -35,8 +36,10 @@ def train(config: PipelineConfig, cluster: Cluster | None, tokens: Manifest) -> 
     artifact.update(1.0)
     files = _last_checkpoint(stage.storage, config.training.steps)
     loss, validation = _nats(outcome["loss"]), _nats(outcome["validation_loss"])
+    goodput = Goodput(**outcome["goodput"])
     summary = (
         f"{config.training.steps:,} steps, loss {loss}, validation {validation} nats a token; "
+        f"goodput {_percent(goodput.share)}, {goodput.restarts:,} restarts; "
         f"{outcome['peak_memory_bytes'] / 2**30:.2f} GiB a rank"
     )
     return stage.complete(files, outcome, summary, usd)
@@ -48,6 +51,10 @@ def _last_checkpoint(storage: Storage, step: int) -> list[FileRecord]:
     marker = storage.read(f"checkpoints/{directory}/complete.json")
     files = [FileRecord(name=f"{directory}/{name}", **file) for name, file in json.loads(marker)["files"].items()]
     return [*sorted(files, key=lambda file: file.name), record_bytes(f"{directory}/complete.json", marker)]
+
+
+def _percent(share: float | None) -> str:
+    return "unknown" if share is None else f"{share:.1%}"
 
 
 def _nats(loss: float | None) -> str:

@@ -10,7 +10,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from infra.bootstrap import die_with_parent
+from infra.rank_files import write_preemption
 from infra.storage import FileStorage, Storage, open_storage
 from model.checkpoint import Checkpointer
 from model.config import Section
@@ -30,7 +31,7 @@ from model.data.document_shards import iter_documents
 from model.data.tokenization.tokenizer import Tokenizer
 from model.evaluation.benchmark import assemble, baselines, score_share, write_samples
 from model.gpt import GPT, initialize
-from model.metrics import MetricsLog
+from model.metrics import ATTEMPTS, MetricsLog, parse_lines
 from model.parallel import build_mesh
 from model.parallel_plan import plan_parallelism
 from model.planning.probe import measure
@@ -42,9 +43,12 @@ from tasks.dataset import open_dataset, training_order
 from tasks.heartbeat import HeartbeatWriter
 from tasks.manifest import Manifest, digest, read_manifest
 from tasks.sources import source_weights
+from tasks.startup import Startup
+from tasks.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
 
 METRICS = "metrics/train.jsonl"
-COLLECTIVE_TIMEOUT = timedelta(minutes=10)
 
 
 class WorkerJob(Section):
@@ -58,31 +62,59 @@ class WorkerJob(Section):
     """The checkpoint to evaluate; None for the newest."""
 
 
+class Preempted(Exception):
+    """The ranks were asked to stop, and have; the newest complete checkpoint is that of `saved_step`."""
+
+    def __init__(self, saved_step: int | None) -> None:
+        super().__init__(saved_step)
+        self.saved_step = saved_step
+
+
 class Rank:
     """One rank of a job: its place, its device, and the run directory."""
 
-    def __init__(self, job: WorkerJob, scratch: Path) -> None:
+    def __init__(self, job: WorkerJob, scratch: Path, watchdog: Watchdog, startup: Startup) -> None:
         self.job, self.config, self.scratch = job, job.config, scratch
+        self.watchdog, self.startup = watchdog, startup
         self.storage: Storage = open_storage(job.config.run_uri)
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
         device_type = "cuda" if torch.cuda.is_available() else "cpu"
-        # Of the ranks that there are, which may be others than the configuration expects.
-        self.plan = plan_parallelism(self.config.parallel, self.world_size, self.config.model, self.config.training)
-        self.mesh: DeviceMesh = build_mesh(self.plan, device_type)
         self.tokens: Manifest = read_manifest(job.config.run_uri, "tokens")
         self.tokenizer = Tokenizer(self._tokenizer_path())
+        # Of the ranks and the pieces that there are, which may be others than the configuration expects.
+        self.plan = plan_parallelism(
+            self.config.parallel,
+            self.world_size,
+            self.config.model,
+            self.config.training,
+            vocab_size=self.tokenizer.vocab_size,
+            ranks_per_node=int(os.environ["LOCAL_WORLD_SIZE"]),
+        )
+        self.mesh: DeviceMesh = build_mesh(self.plan, device_type)
         self.heartbeat = HeartbeatWriter(self.storage)
+        self.checkpoint_group: dist.ProcessGroup | None = None
         self.beat("start", 0, 0)
 
     def beat(self, phase: str, step: int, steps: int) -> None:
+        self.watchdog.beat(phase, step)
         if self.rank == 0:
             self.heartbeat({"phase": phase, "step": step, "steps": steps})
 
     def checkpointer(self, directory: str = "checkpoints") -> Checkpointer:
         storage = open_storage(f"{self.config.run_uri}/{directory}")
-        group = dist.new_group(backend="gloo", timeout=COLLECTIVE_TIMEOUT)
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self.config.cluster.stall_timeout_seconds))
         assert isinstance(group, dist.ProcessGroup)
-        return Checkpointer(storage, self.scratch / directory, self.config.training.keep_checkpoints, group)
+        self.checkpoint_group = group
+        training = self.config.training
+        return Checkpointer(storage, training.keep_checkpoints, group, training.max_failed_saves)
+
+    def end_first_step(self) -> None:
+        """From now on there is something to save, and who waits for another rank does not wait for long."""
+        self.watchdog.can_save = True
+        self.watchdog.wait_seconds = self.config.cluster.collective_timeout_seconds
+        for group in dist.distributed_c10d._pg_map:
+            if group is not self.checkpoint_group:  # a save takes the time that it needs
+                group.set_timeout(timedelta(seconds=self.config.cluster.collective_timeout_seconds))
 
     def _tokenizer_path(self) -> Path:
         return read_manifest(self.config.run_uri, "tokenizer").local_files(".model")[0]
@@ -116,9 +148,11 @@ def train(rank: Rank) -> dict[str, Any]:
 
         def heartbeat(sign: dict[str, Any]) -> None:
             rank.beat(sign["phase"], sign["step"], sign["steps"])
+            _follow_startup(rank, sign["phase"], metrics)
             # The trainer beats after a step's line and before its checkpoint: no checkpoint is ahead of the metrics.
             store(sign["step"] % config.training.checkpoint_every_steps == 0)
 
+        checkpointer = rank.checkpointer()
         trainer = Trainer(
             model_config=config.model,
             training_config=config.training,
@@ -132,33 +166,61 @@ def train(rank: Rank) -> dict[str, Any]:
             plan=rank.plan,
             mesh=rank.mesh,
             identity={"tokens": rank.tokens.fingerprint, "weights": source_weights(config.data)},
-            checkpointer=rank.checkpointer(),
+            checkpointer=checkpointer,
             metrics=metrics,
             heartbeat=heartbeat,
+            stop_asked=rank.watchdog.stop_asked,
         )
-        return asdict(trainer.run())
+        rank.startup.end("model_build")
+        outcome = trainer.run()
+    if outcome.preempted:
+        raise Preempted(checkpointer.newest_step())
+    return asdict(outcome) | {"startup_seconds": rank.startup.seconds}
+
+
+def _follow_startup(rank: Rank, phase: str, metrics: MetricsLog) -> None:
+    """Watch for the end of the first step. The trainer says that it is `training` before it, and after each step, but
+    for a validation that comes first."""
+    seconds = rank.startup.seconds
+    if phase not in ("training", "validation") or "first_batch" in seconds:
+        return
+    if "checkpoint_load" not in seconds:
+        rank.startup.end("checkpoint_load")
+    elif "first_step" not in seconds:
+        rank.startup.end("first_step")
+        rank.end_first_step()
+    if phase == "training" and "first_step" in seconds and rank.rank == 0:
+        (*_, line) = parse_lines(metrics.path.read_bytes(), METRICS)
+        seconds["first_batch"] = line["loader_seconds"]
+        seconds["first_step"] -= line["loader_seconds"]
+        logger.info("%s", rank.startup)
 
 
 @contextmanager
 def _metrics_log(rank: Rank) -> Iterator[tuple[MetricsLog, Callable[[bool], None]]]:
     """The metrics log, and a function that stores it where the run directory is remote: appended locally, sent at most
     every few seconds."""
+    tensorboard = rank.config.training.tensorboard
     if isinstance(rank.storage, FileStorage):
-        yield MetricsLog(rank.storage.root / METRICS), lambda now: None
+        with closing(MetricsLog(rank.storage.root / METRICS, tensorboard)) as metrics:
+            yield metrics, lambda now: None
         return
-    path = rank.scratch / METRICS
     sent = time.monotonic()
-    if rank.rank == 0 and rank.storage.list(METRICS):
-        rank.storage.download(METRICS, path)
+    for name in (METRICS, f"metrics/{ATTEMPTS}"):
+        if rank.rank == 0 and rank.storage.list(name):
+            rank.storage.download(name, rank.scratch / name)
 
     def store(now: bool) -> None:
         nonlocal sent
-        if rank.rank == 0 and path.exists() and (now or time.monotonic() - sent > 10):
-            rank.storage.upload(path, METRICS)
+        if rank.rank == 0 and (now or time.monotonic() - sent > 10):
+            for path in (rank.scratch / METRICS).parent.rglob("*"):
+                if path.is_file():
+                    rank.storage.upload(path, path.relative_to(rank.scratch).as_posix())
             sent = time.monotonic()
 
     try:
-        yield MetricsLog(path), store
+        with closing(MetricsLog(rank.scratch / METRICS, tensorboard)) as metrics:
+            yield metrics, store
     finally:
         store(True)
 
@@ -232,16 +294,21 @@ def _scratch(run_uri: str) -> Path:
 
 
 @record
-def main() -> None:
+def main() -> int:
+    """Returns the exit code."""
+    startup = Startup()
     die_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     job = WorkerJob.model_validate_json(sys.argv[1])
+    watchdog = Watchdog(job.config.cluster.stop_seconds, job.config.cluster.stall_timeout_seconds)
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=COLLECTIVE_TIMEOUT)
+    timeout = timedelta(seconds=job.config.cluster.stall_timeout_seconds)
+    dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo", timeout=timeout)
+    startup.end("process_group")
     scratch = _scratch(job.config.run_uri)
     try:
-        rank = Rank(job, scratch)
+        rank = Rank(job, scratch, watchdog, startup)
         jobs: dict[str, Callable[[Rank], Any]] = {
             "validate-scaling": validate_scaling,
             "train": train,
@@ -250,18 +317,27 @@ def main() -> None:
         result = jobs[job.kind](rank)
         if rank.rank == 0:
             rank.storage.write(job.result, json.dumps(result, indent=1).encode())
+        code = 0
+    except Preempted as preempted:
+        # torchrun makes a 1 of every exit code, so the launcher finds this.
+        write_preemption(preempted.saved_step)
+        code = os.EX_TEMPFAIL
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
         with suppress(OSError):  # the other ranks' are there
             scratch.parent.rmdir()
     dist.destroy_process_group()
+    return code
 
 
 if __name__ == "__main__":
     try:
-        main()
+        code = main() or 0
     except Exception:  # noqa: BLE001 - the last frame of the process: printed, and the exit code says it
         traceback.print_exc()
-        sys.stderr.flush()
-        # At once: a normal exit would wait for a save in flight, and that for ranks that wait for this one.
-        os._exit(1)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # At once: a normal exit would wait for a save in flight, and that for ranks that wait for this one; and a signal in
+    # the middle of it would change the code.
+    os._exit(code)

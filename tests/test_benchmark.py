@@ -1,12 +1,18 @@
 import json
 import lzma
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from sample_text import make_documents
+from torch import nn
+from trained_tokenizer import train_tokenizer
 
 from model.config import EvaluationConfig, ModelConfig
+from model.data.config import TokenizerConfig
+from model.data.tokenization.tokenizer import Tokenizer
 from model.evaluation.benchmark import Share, assemble, baselines, score_share, write_samples
 from model.evaluation.multiple_choice import Row
 from model.gpt import GPT, initialize
@@ -20,6 +26,7 @@ class Bytes:
 
     vocab_size = VOCAB_SIZE
     end_of_text = 1
+    control_ids = frozenset({0, 1, 2})
 
     def encode(self, text: str) -> list[int]:
         return [3 + byte for byte in text.encode()]
@@ -108,6 +115,30 @@ def test_samples_continue_their_prompts_and_repeat() -> None:
     alone = write_samples(model, Bytes(), config.model_copy(update={"prompts": ("année",)}), seq_len=SEQ_LEN, seed=3)
     assert alone == samples[1:2]
     assert write_samples(model, Bytes(), config, seq_len=SEQ_LEN, seed=4) != samples
+
+
+class FondOfReserved(nn.Module):
+    """The likeliest pieces are those that nobody may say, then the letter a."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self.logits = torch.zeros(tokenizer.vocab_size)
+        self.logits[tokenizer.encode("a")] = 20.0
+        self.logits[[0, 2, 3, 4, 5]] = 40.0  # unknown, padding and the three reserved; 1 is the end of text
+        self.logits[1] = -40.0
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.logits.expand(*tokens.shape, -1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_samples_have_no_padded_or_reserved_pieces(tmp_path: Path, temperature: float) -> None:  # case R7
+    """The text is as long as it would be of that letter alone: a control piece would leave nothing in it."""
+    config = TokenizerConfig(vocab_size=400, reserved_pieces=3)
+    tokenizer = Tokenizer(train_tokenizer(make_documents(40), config, 0, tmp_path))
+    evaluation = EvaluationConfig(prompts=("b",), sample_tokens=50, temperature=temperature)
+    (sample,) = write_samples(FondOfReserved(tokenizer), tokenizer, evaluation, seq_len=SEQ_LEN, seed=0)
+    assert sample["text"] == "a" * 50
 
 
 def test_no_held_out_text_is_an_error() -> None:

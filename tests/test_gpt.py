@@ -81,11 +81,11 @@ def test_initial_values_follow_gpt2() -> None:
 def test_initial_values_depend_on_seed_and_name_alone() -> None:
     one, same, other = built(0).state_dict(), built(0).state_dict(), built(1).state_dict()
     deeper = built(0, TINY.model_copy(update={"n_layer": 3})).state_dict()
-    name = "layers.1.attention.query.weight"
+    name = "layers.1.attention.qkv.weight"
     assert torch.equal(one[name], same[name])
     assert torch.equal(one[name], deeper[name])
     assert not torch.equal(one[name], other[name])
-    assert not torch.equal(one[name], one["layers.0.attention.query.weight"])
+    assert not torch.equal(one[name], one["layers.0.attention.qkv.weight"])
 
 
 def test_the_head_is_the_embedding() -> None:

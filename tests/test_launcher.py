@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from infra import launcher
-from infra.bootstrap import NodeReport, NodeSpec, RankFailure, _report
+from infra.bootstrap import NodeReport, NodeSpec, _report
 from infra.cluster import Cluster, ClusterRequest, Job, JobHandle, JobStatus, Node, NodeStatus, Owner
-from infra.errors import InfraError, Stalled, TransientError, WorkerFailed, WorkersKilled
+from infra.errors import InfraError, Preempted, Stalled, TransientError, WorkerFailed, WorkersKilled
 from infra.launcher import run_job, run_with_restarts
 from infra.local import LocalProvider
+from infra.rank_files import RankFailure, RankSign
 
 NODES = (Node("node-0", 0, "10.0.0.1"), Node("node-1", 1, "10.0.0.2"))
 SUCCEEDED = NodeReport(0, "succeeded")
@@ -21,12 +22,20 @@ STOPPED = NodeReport(143, "stopped")
 EVENT = '{"name": "torchelastic.worker.status.SUCCEEDED", "source": "AGENT", "timestamp": 0, "metadata": {"rank": 0}}'
 
 
-def failed(*failures: RankFailure, agent_error: str = "") -> NodeReport:
-    return NodeReport(1, "failed", failures, agent_error)
+def failed(*failures: RankFailure, agent_error: str = "", signs: tuple[RankSign, ...] = ()) -> NodeReport:
+    return NodeReport(1, "failed", failures, agent_error, signs)
 
 
 def raised(rank: int, message: str, time: float) -> RankFailure:
     return RankFailure(rank, 1, f"Traceback (most recent call last):\n  ...\n{message}", time, f"/log/{rank}")
+
+
+def preempted(rank: int, saved_step: int | None, time: float) -> RankFailure:
+    return RankFailure(rank, 75, "", time, f"/log/{rank}", True, saved_step)
+
+
+def sign(rank: int, place: str, waiting: bool, silent_seconds: float = 1.0) -> RankSign:
+    return RankSign(rank, "training", 12, place, waiting, silent_seconds)
 
 
 class Termination(BaseException):
@@ -38,8 +47,10 @@ class ScriptedProvider(LocalProvider):
 
     def __init__(self, *script: tuple[NodeReport | str, NodeReport | str]) -> None:
         self.script = script
+        self.stopped_report = STOPPED
         self.launched: list[int] = []
         self.stopped: list[int] = []
+        self.replaced: list[str] = []
         request = ClusterRequest("c", 2, 1, 1, lease_seconds=0.15)
         self.cluster = Cluster(request, "scripted", NODES, 0.0, Owner.current())
 
@@ -53,12 +64,18 @@ class ScriptedProvider(LocalProvider):
         statuses = []
         for node, act in zip(NODES, self.script[generation], strict=True):
             running = act == "running" and not stopped
-            report = act if isinstance(act, NodeReport) else STOPPED if act == "running" and stopped else None
+            report = (
+                act if isinstance(act, NodeReport) else self.stopped_report if act == "running" and stopped else None
+            )
             statuses.append(NodeStatus(node, running, report))
         return JobStatus(tuple(statuses))
 
     def stop(self, handle: JobHandle) -> None:
         self.stopped.append(handle.job.generation)
+
+    def replace_node(self, cluster: Cluster, node_id: str) -> Cluster:
+        self.replaced.append(node_id)
+        return cluster
 
     def run(
         self,
@@ -141,6 +158,87 @@ def test_a_lost_node_is_named() -> None:
         ScriptedProvider(("running", "lost")).run()
 
 
+def test_a_lost_node_is_replaced_before_the_restart() -> None:
+    provider = ScriptedProvider(("running", "lost"), (SUCCEEDED, SUCCEEDED))
+    provider.run(max_restarts=1)
+    assert (provider.launched, provider.replaced) == ([0, 1], ["node-1"])
+
+
+# case R9
+def test_the_rank_that_others_waited_for_is_named() -> None:
+    waited = raised(0, "RuntimeError: Timed out waiting 5000ms for recv operation to complete", 100.0)
+    asked = preempted(1, None, 104.0)  # it left when torchrun asked it to
+    busy = sign(1, "prefetch.py:24 prefetch", waiting=False)
+    signs = (sign(0, "distributed_c10d.py:1 all_reduce", waiting=True),)
+    with pytest.raises(Stalled) as caught:
+        ScriptedProvider((failed(waited, signs=signs), failed(asked, signs=(busy,)))).run()
+    assert str(caught.value).splitlines()[0] == (
+        "rank 0 on node-0 has waited for other ranks for too long; "
+        "rank 1 on node-1 is stuck: training, step 12, at prefetch.py:24 prefetch (log: /log/0)"
+    )
+    assert waited.traceback in str(caught.value)
+    # One that gives no sign any more is stuck, wherever it was; one that never was heard of, too.
+    silent = sign(1, "distributed_c10d.py:1 all_reduce", waiting=True, silent_seconds=40.2)
+    with pytest.raises(
+        Stalled, match=r"rank 1 on node-1 is stuck and has given no sign of life for 40 s: training, st"
+    ):
+        ScriptedProvider((failed(waited, signs=signs), NodeReport(143, "stopped", (), "", (silent,)))).run()
+    with pytest.raises(Stalled, match=r"rank 1 on node-1 never gave a sign of life"):
+        ScriptedProvider((failed(waited, signs=signs), failed(asked, signs=(sign(1, "", waiting=False),)))).run()
+    with pytest.raises(Stalled, match=r"which rank it waited for is not known"):
+        ScriptedProvider((failed(waited, signs=signs), "running")).run()
+
+
+def test_silence_of_all_names_the_stuck_rank() -> None:
+    provider = ScriptedProvider(("running", SUCCEEDED))
+    signs = (sign(0, "distributed_c10d.py:1 all_reduce", waiting=True), sign(1, "x.py:1 x", waiting=False))
+    provider.stopped_report = NodeReport(143, "stopped", (), "", signs)
+    with pytest.raises(
+        Stalled, match=r"within 0\.1 s of the launch; rank 1 on node-0 is stuck: training, step 12, at x"
+    ):
+        provider.run(start_timeout_seconds=0.1)
+
+
+# case R8
+def test_a_preemption_is_told_as_what_it_is_and_continued() -> None:
+    step_9 = (failed(preempted(0, 9, 100.0)), failed(preempted(1, 9, 100.1)))
+    with pytest.raises(Preempted) as caught:
+        ScriptedProvider(step_9).run()
+    assert not isinstance(caught.value, TransientError)
+    assert str(caught.value) == "the job was preempted at step 9, which is saved; run again, it continues from there"
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+    provider = ScriptedProvider(step_9, (SUCCEEDED, SUCCEEDED))
+    provider.run(max_restarts=1)
+    assert provider.launched == [0, 1]
+    with pytest.raises(Preempted, match="step 9"):
+        ScriptedProvider(step_9, step_9).run(max_restarts=1)
+
+
+def test_a_preemption_that_a_failure_caused_is_not_the_reason() -> None:
+    with pytest.raises(WorkerFailed, match=r"rank 1 on node-1 .*KeyError"):
+        ScriptedProvider((failed(preempted(0, None, 104.0)), failed(raised(1, "KeyError: 'x'", 100.0)))).run()
+
+
+def test_a_node_that_was_asked_to_stop_is_not_used_again() -> None:
+    stopped = NodeReport(143, "stopped", (preempted(1, 9, 100.0),))
+    provider = ScriptedProvider((failed(preempted(0, 9, 100.1)), stopped))
+    with pytest.raises(Preempted, match="step 9"):
+        provider.run(max_restarts=2)
+    assert provider.launched == [0]
+
+
+def test_a_signal_to_torchrun_before_its_ranks_listen() -> None:
+    error = "torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15"
+    with pytest.raises(Preempted, match="stopped from outside, before its ranks had saved"):
+        ScriptedProvider((failed(agent_error=error), "running")).run()
+
+
+def test_the_kernels_count_of_processes_that_it_ended_for_memory_is_told() -> None:
+    killed = NodeReport(1, "failed", (RankFailure(0, -9, "", 1.0, "/log/0"),), oom_kills=1)
+    with pytest.raises(WorkersKilled, match="rank 0 on node-0 was ended by SIGKILL by the kernel: memory ran out"):
+        ScriptedProvider((killed, "running")).run()
+
+
 def test_a_lapsed_lease_is_named() -> None:
     with pytest.raises(WorkersKilled, match="node-0 ended itself: its lease was not renewed in time"):
         ScriptedProvider((NodeReport(75, "lease expired"), "running")).run()
@@ -182,7 +280,7 @@ def test_the_message_about_the_agent_is_readable_and_bounded() -> None:
 def test_a_report_holds_what_torchrun_said_and_not_its_events(tmp_path: Path) -> None:
     said = "W0101 torch/distributed/run.py: no GPU"
     (tmp_path / "agent.log").write_text("\n".join([said, *[EVENT] * 100]))
-    spec = NodeSpec(0, 1, 1, 1, "r", "h:1", "h", "m", (), str(tmp_path), "lease")
+    spec = NodeSpec(0, 1, 1, 1, "r", "h:1", "h", "m", (), str(tmp_path), "lease", 10)
     assert _report(spec, 1, None) == NodeReport(1, "failed", (), said)
 
 

@@ -290,6 +290,8 @@ def test_a_replaced_node_keeps_its_place(provider: LocalProvider) -> None:
     assert [old == new for old, new in zip(cluster.nodes, replaced.nodes, strict=True)] == [True, False, True]
     with pytest.raises(ValueError, match="has no node 'node-1'"):
         provider.replace_node(replaced, "node-1")
+    # Who still has the cluster as it was launches on the nodes that there are.
+    assert provider.launch(cluster, Job("train", 0, "cluster_worker")).cluster == replaced
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc", "../x", ".hidden", "a\0b", "x" * 201, "é" * 101])

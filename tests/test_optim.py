@@ -20,7 +20,7 @@ def test_matrices_decay_and_biases_and_norms_do_not() -> None:
     decay = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
     assert len(decay) == len(names)
     assert decay["token_embedding.weight"] == decay["layers.0.mlp.output.weight"] == 0.3
-    assert decay["layers.0.mlp_norm.weight"] == decay["layers.0.attention.query.bias"] == decay["norm.weight"] == 0.0
+    assert decay["layers.0.mlp_norm.weight"] == decay["layers.0.attention.qkv.bias"] == decay["norm.weight"] == 0.0
 
 
 def test_the_optimizer_state_is_what_adamw_makes() -> None:

@@ -18,6 +18,7 @@ from model.evaluation.report import (
     short,
     size,
     summary_markdown,
+    training_figures,
     verdict,
 )
 
@@ -99,10 +100,17 @@ def facts() -> dict[str, Any]:
                 "tokens_per_second": 14_000,
                 "gradient_norm": 1 + 1 / step,
                 "batch_size": 16,
+                "mfu": 0.35 + (step - 20.5) / 1000,
+                "step_seconds": 0.9,
+                "loader_seconds": 0.05,
+                "checkpoint_blocked_seconds": 0.1,
+                "skipped_steps": step // 20,
+                **({"slow_ranks": [3, 11]} if step > 38 else {}),
                 **({"validation_loss": 9.1 - step / 10} if step % 10 == 0 else {}),
             }
             for step in range(1, 41)
         ],
+        "goodput": {"useful_seconds": 34.0, "wall_seconds": 85.0, "restarts": 3, "lost_steps": 17},
         "evaluation": {
             "documents": {
                 "test": {
@@ -195,6 +203,14 @@ def test_a_whole_run_has_every_section(html: str) -> None:
         "of␣the",
         "≥\u00a00.5",
         "✓ pass",
+        "MFU, median step35.0\u00a0%",
+        "goodput40.0\u00a0%",  # 34 of 85 s
+        "restarts3",
+        "steps taken again17",
+        "steps skipped2",
+        "waiting for data5.0\u00a0%",  # 0.05 of 1 s a step
+        "blocked by checkpoints10.0\u00a0%",
+        "slow ranks3, 11",
         "training 5.",
         "validation 5.10",
         "9 of 74 completions start inside a token",
@@ -345,6 +361,34 @@ def test_the_verdict_follows_the_numbers() -> None:
 
     del failed["stages"], failed["evaluation"]
     assert verdict(failed).headline == "The cluster passed the scaling gate."
+
+
+def test_lines_of_an_older_run_are_shown_as_far_as_they_go() -> None:
+    older = facts()
+    del older["goodput"]
+    new = ("mfu", "step_seconds", "loader_seconds", "checkpoint_blocked_seconds", "skipped_steps", "slow_ranks")
+    older["training"] = [{k: v for k, v in line.items() if k not in new} for line in older["training"]]
+    assert training_figures(older) == [("MFU, median step", "unknown"), ("goodput", "unknown")]
+    older["goodput"] = {"useful_seconds": 0.0, "wall_seconds": 0.0, "restarts": 0, "lost_steps": 0}
+    older["training"][-1] |= {"step_seconds": 2.0, "checkpoint_blocked_seconds": 0.5, "loader_seconds": None}
+    assert dict(training_figures(older)) == {
+        "MFU, median step": "unknown",
+        "goodput": "unknown",
+        "restarts": "0",
+        "steps taken again": "0",
+        "blocked by checkpoints": "20.0\u00a0%",
+    }
+    assert "goodputunknown" in Page(render(older)).words
+
+
+@pytest.mark.parametrize("losses", [[None] * 3, [2.0, None, 1.9], [None, 2.0, 1.0]])
+def test_skipped_steps_leave_a_gap(losses: list[float | None]) -> None:
+    lines = [{"step": i, "loss": loss, "gradient_norm": loss, "tokens": 9} for i, loss in enumerate(losses, start=1)]
+    skipping = facts() | {"training": lines}
+    page = Page(render(skipping))
+    assert "training" in page.ids
+    summary_markdown(skipping)
+    figures(skipping)
 
 
 def test_numbers_that_are_none_or_not_finite_are_no_trouble() -> None:

@@ -86,7 +86,7 @@ def measure_on_ranks(root: Path) -> ScalingMeasurement:
         order=Mixture([Source("", len(data))], 0),
         plan=plan,
         mesh=build_mesh(plan, "cpu"),
-        checkpointer=Checkpointer(FileStorage(root / "checkpoints"), root / "staging", 1, group),
+        checkpointer=Checkpointer(FileStorage(root / "checkpoints"), 1, group),
     )
 
 

@@ -59,6 +59,7 @@ def test_reserved_pieces(tmp_path: Path, method: str) -> None:
     reserved = ["<|reserved_0|>", "<|reserved_1|>", "<|reserved_2|>"]
     assert pieces(tokenizer)[:7] == [*CONTROL_PIECES, *reserved, "\n"]
     assert tokenizer.vocab_size == 400
+    assert tokenizer.control_ids == {0, 1, 2, 3, 4, 5}
     for text in reserved:
         ids = tokenizer.encode(text)
         assert not {3, 4, 5} & set(ids)

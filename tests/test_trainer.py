@@ -2,6 +2,7 @@ import json
 import math
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,14 @@ from model.checkpoint import Checkpointer, CheckpointError
 from model.config import ModelConfig, TrainingConfig
 from model.data.tokens.batches import IGNORED, TokenDataset
 from model.data.tokens.mixture import Mixture, Source
+from model.flops import training_flops_per_token
 from model.learner import Learner
 from model.loss import token_loss
 from model.metrics import MetricsLog
 from model.parallel import build_mesh
 from model.parallel_plan import ParallelPlan
+from model.peaks import Peak
+from model.stragglers import Probe
 from model.trainer import NonFiniteError, TrainData, Trainer, TrainingOutcome
 
 VOCAB_SIZE = 40
@@ -70,7 +74,7 @@ def make(
         "seed": 3,
         "data": train_data(other.get("seed", 3)),
         "identity": {"tokens": "fingerprint"},
-        "checkpointer": Checkpointer(FileStorage(root / "checkpoints"), root / "staging", 2, group),
+        "checkpointer": Checkpointer(FileStorage(root / "checkpoints"), 2, group),
         "metrics": MetricsLog(root / "train.jsonl"),
     }
     plan = ParallelPlan(shards=dist.get_world_size())
@@ -123,12 +127,35 @@ def train_and_listen(root: Path) -> list[dict[str, Any]]:
     return heard
 
 
+def train_with_a_slow_rank(root: Path, slow_rank: int) -> None:
+    if dist.get_rank() == slow_rank:
+        working = Probe.work
+
+        def work(probe: Probe) -> None:
+            time.sleep(0.04)
+            working(probe)
+
+        Probe.work = work  # type: ignore[method-assign]
+    train(root, TRAINING.model_copy(update={"steps": 33, "validate_every_steps": 33, "checkpoint_every_steps": 33}))
+
+
+def train_on_a_device_of(root: Path, tflops: float) -> str:
+    """What the run says when every rank's device is taken to have this peak."""
+    trainer = make(root, TRAINING.model_copy(update={"steps": 2}))
+    trainer.peak = Peak("a made-up device", "fp32", tflops * 1e12)
+    try:
+        trainer.run()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def train_without_room(root: Path) -> None:
     class FullStorage(FileStorage):
-        def upload(self, path: Path, name: str) -> None:
+        def write(self, name: str, data: bytes | memoryview) -> None:
             raise OSError("no space left")
 
-    checkpointer = Checkpointer(FullStorage(root), root / "staging", 2, dist.new_group(backend="gloo"))
+    checkpointer = Checkpointer(FullStorage(root), 2, dist.new_group(backend="gloo"))
     train(root, TRAINING.model_copy(update={"steps": 2}), {"checkpointer": checkpointer})
 
 
@@ -269,6 +296,41 @@ def test_a_run_learns_and_logs_every_step(unbroken: Path) -> None:
     assert logged[-1]["batch_size"] == 6
     for line in logged:
         assert line["tokens_per_second"] == pytest.approx(line["batch_size"] * 8 / line["step_seconds"])
+        assert 2**-10 < line["memory_gib"] < 64
+        assert line["loader_seconds"] >= 0
+        assert line["checkpoint_blocked_seconds"] >= 0
+        assert "mfu" not in line  # case R10: a CPU's peak is unknown
+    assert logged[5]["checkpoint_blocked_seconds"] > 0
+    times = [line["time"] for line in logged]
+    assert times == sorted(times)
+    assert abs(times[-1] - time.time()) < 3600
+
+
+def test_the_goodput_of_an_unbroken_run(unbroken: Path) -> None:
+    found = MetricsLog(unbroken / "train.jsonl").goodput()
+    # The wait is that of the rank that waits longest, the step's time rank 0's.
+    useful = sum(max(0.0, line["step_seconds"] - line["loader_seconds"]) for line in lines(unbroken))
+    assert found.useful_seconds == pytest.approx(useful)
+    assert found.useful_seconds < found.wall_seconds
+    assert (found.restarts, found.lost_steps) == (0, 0)
+
+
+def test_mfu_is_the_share_of_what_all_devices_could_do(tmp_path: Path) -> None:
+    assert run(train_on_a_device_of, 2, tmp_path, 5.0) == ["", ""]
+    for line in lines(tmp_path):
+        flops = training_flops_per_token(MODEL, VOCAB_SIZE) * line["tokens_per_second"]
+        assert line["mfu"] == pytest.approx(flops / (2 * 5e12))
+
+
+def test_mfu_above_one_stops_the_run(tmp_path: Path) -> None:  # case R10
+    for said in run(train_on_a_device_of, 2, tmp_path, 1e-9):
+        assert said.startswith("MFU is ")
+        assert "(model/peaks.py) gives 'a made-up device' 1e-09 in fp32; correct that entry" in said
+
+
+def test_a_slow_rank_is_in_the_metrics(tmp_path: Path) -> None:
+    run(train_with_a_slow_rank, 3, tmp_path, 1)
+    assert [line.get("slow_ranks") for line in lines(tmp_path)[30:]] == [None, [1], [1]]
 
 
 def test_killed_again_and_again_every_step_is_that_of_the_unbroken_run(tmp_path: Path, unbroken: Path) -> None:
@@ -280,6 +342,10 @@ def test_killed_again_and_again_every_step_is_that_of_the_unbroken_run(tmp_path:
         assert lines(tmp_path)[-1]["step"] == at
     assert [outcome.first_step for outcome in run(train, 2, tmp_path)] == [15, 15]
     assert untimed(tmp_path) == untimed(unbroken)
+    goodput = MetricsLog(tmp_path / "train.jsonl").goodput()
+    # Gone on with from steps 0, 0, 5, 10 and 15: the kill at step 5 came before its checkpoint.
+    assert (goodput.restarts, goodput.lost_steps) == (5, 1 + 5 + 1 + 2 + 1)
+    assert 0 < goodput.useful_seconds < goodput.wall_seconds
 
 
 def test_a_finished_run_is_left_as_it_is(unbroken: Path) -> None:
@@ -349,6 +415,7 @@ FREE = {
     "validate_every_steps": 9,
     "validation_sequences": 2,
     "resume": "required",
+    "tensorboard": True,
 }
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from model.config import EvaluationConfig
-from model.data.tokenization.tokenizer import PAD, UNKNOWN, Tokenizer
+from model.data.tokenization.tokenizer import Tokenizer
 from model.evaluation.baselines import unigram_bits_per_byte, xz_bits_per_byte
 from model.evaluation.likelihood import Score, score_documents, shard
 from model.evaluation.multiple_choice import Row, Tally, score_rows
@@ -99,7 +99,7 @@ def write_samples(
             seq_len=seq_len,
             vocab_size=tokenizer.vocab_size,
             end_of_text=tokenizer.end_of_text,
-            forbidden=(UNKNOWN, PAD),
+            forbidden=tokenizer.control_ids - {tokenizer.end_of_text},
             device=device,
         )
         # Decoded together: what joins two pieces (a space, the bytes of one character) lies between them.

@@ -115,15 +115,32 @@ class TrainingLine(TypedDict):
     """One optimizer step: a line of metrics/train.jsonl."""
 
     step: int
-    loss: float
-    """Nats per token."""
+    loss: float | None
+    """Nats per token; None where it was no number, and the step was skipped."""
     validation_loss: NotRequired[float]
     learning_rate: NotRequired[float]
     tokens: NotRequired[int]
     """Of the run, up to this step."""
     tokens_per_second: NotRequired[float]
-    gradient_norm: NotRequired[float]
+    gradient_norm: NotRequired[float | None]
     batch_size: NotRequired[int]
+    mfu: NotRequired[float]
+    """Not there where the device's peak is unknown."""
+    step_seconds: NotRequired[float]
+    loader_seconds: NotRequired[float]
+    checkpoint_blocked_seconds: NotRequired[float]
+    skipped_steps: NotRequired[int]
+    """Of the run, up to this step."""
+    slow_ranks: NotRequired[list[int]]
+
+
+class Goodput(TypedDict):
+    """See model.goodput.Goodput."""
+
+    useful_seconds: float
+    wall_seconds: float
+    restarts: int
+    lost_steps: int
 
 
 class DocumentsResult(TypedDict):
@@ -171,4 +188,5 @@ class Facts(TypedDict, total=False):
     tokens: dict[str, Split]
     scaling: Scaling
     training: list[TrainingLine]
+    goodput: Goodput | None
     evaluation: Evaluation

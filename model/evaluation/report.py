@@ -7,9 +7,10 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Any, Literal, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -18,8 +19,9 @@ from model.data.config import FilterConfig
 from model.data.filtering.filters import Histograms
 from model.data.readers.records import replace_surrogates
 from model.evaluation import plots
-from model.evaluation.facts import Check, DocumentsResult, Facts
+from model.evaluation.facts import Check, DocumentsResult, Facts, TrainingLine
 from model.evaluation.score_plots import RuleSet, draw_panel, rule_sets
+from model.goodput import Goodput
 
 GOOD, BAD, NEUTRAL = "good", "bad", "neutral"
 
@@ -62,6 +64,7 @@ def render(facts: Facts) -> str:
         verdict=verdict(facts),
         key_figures=key_figures(facts),
         plots={name: Markup(plots.svg(name, *drawing)) for name, drawing in _drawings(facts)},
+        training_figures=training_figures(facts),
         splits=_splits(facts),
         rule_sets=_rule_sets(facts),
         draw_panel=lambda name, panel: Markup(plots.svg(name, draw_panel, panel)),
@@ -163,6 +166,36 @@ def key_figures(facts: Facts) -> list[tuple[str, str]]:
         ("cost", usd(run.get("cost_usd")) if "cost_usd" in run else None),
     ]
     return [(name, value) for name, value in candidates if value is not None]
+
+
+def training_figures(facts: Facts) -> list[tuple[str, str]]:
+    """(What, value) of how well the machines were used; what the lines of an older run do not tell is left out."""
+    lines = facts.get("training", [])
+    mfu = [line["mfu"] for line in lines if line.get("mfu") is not None]
+    goodput = Goodput(**given) if (given := facts.get("goodput")) else None
+    skipped = [line["skipped_steps"] for line in lines if line.get("skipped_steps") is not None]
+    slow = sorted({rank for line in lines for rank in line.get("slow_ranks", ())})
+    known = "unknown" if goodput is None or goodput.share is None else percent(goodput.share)
+    candidates = [
+        ("MFU, median step", percent(median(mfu)) if mfu else "unknown"),
+        ("goodput", known),
+        ("restarts", count(goodput.restarts) if goodput else None),
+        ("steps taken again", count(goodput.lost_steps) if goodput else None),
+        ("steps skipped", count(skipped[-1]) if skipped else None),
+        ("waiting for data", _share(lines, "loader_seconds")),
+        ("blocked by checkpoints", _share(lines, "checkpoint_blocked_seconds")),
+        ("slow ranks", ", ".join(map(str, slow)) or None),
+    ]
+    return [(name, value) for name, value in candidates if value is not None]
+
+
+def _share(lines: Sequence[TrainingLine], part: Literal["loader_seconds", "checkpoint_blocked_seconds"]) -> str | None:
+    """Of the time of steps and of what blocks between them, by the lines that tell."""
+    known = [line for line in lines if line.get(part) is not None and line.get("step_seconds")]
+    if not known:
+        return None
+    between = [line.get("checkpoint_blocked_seconds") or 0.0 for line in known]
+    return percent(sum(line[part] for line in known) / (sum(line["step_seconds"] for line in known) + sum(between)))
 
 
 def _splits(facts: Facts) -> dict[str, dict[str, object]]:

@@ -1,6 +1,7 @@
 """The tokenizer: a SentencePiece unigram model with multi-word pieces, which gives every text back exactly."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,12 @@ class Tokenizer:
     @property
     def end_of_text(self) -> int:
         return END_OF_TEXT
+
+    @cached_property
+    def control_ids(self) -> frozenset[int]:
+        """The ids that no text has: the unknown piece, the end of text, padding, and those kept free for later use."""
+        ids = range(self.vocab_size)
+        return frozenset(token for token in ids if self._model.is_control(token) or self._model.is_unknown(token))
 
     def encode(self, text: str) -> list[int]:
         ids, _ = self.encode_documents([text])
