@@ -16,7 +16,7 @@ from model.config import ModelConfig, TrainingConfig
 from model.data.tokens.batches import IGNORED
 from model.gpt import derive_seed
 from model.optim import build_optimizer, optimizer_state
-from model.parallel import build_stages, reshard
+from model.parallel import AXES, build_stages, reshard
 from model.parallel_plan import ParallelPlan
 from model.pipeline import Batches, Pipeline
 from model.spikes import SpikeGuard
@@ -152,16 +152,16 @@ class Learner:
     def _gradient_norm(self) -> float:
         """Over all parameters and ranks, each once; the same on every rank and, but for the order of sums, layout."""
         tied = self.pipeline.tied if self.pipeline else None
-        gradients = [
-            parameter.grad
-            for stage in self.stages
-            for parameter in stage.parameters()
-            if parameter.grad is not None and parameter is not tied
-        ]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
-        return math.sqrt(self._sum(norm.double() ** 2, ("pp",)))
+        parts: dict[int, list[Tensor]] = {}  # this rank's, by how many ranks have them too
+        for parameter in (parameter for stage in self.stages for parameter in stage.parameters()):
+            gradient = parameter.grad
+            if gradient is not None and parameter is not tied:
+                assert isinstance(gradient, DTensor)
+                sizes = zip(gradient.placements, gradient.device_mesh.shape, strict=True)
+                copies = math.prod(size for placement, size in sizes if placement.is_replicate())
+                parts.setdefault(copies, []).append(gradient.to_local())
+        squares = [torch.nn.utils.get_total_norm(some).double() ** 2 / copies for copies, some in parts.items()]
+        return math.sqrt(self._sum(sum(squares, torch.zeros((), dtype=torch.float64, device=self.device)), AXES))
 
     def _sum(self, value: float | Tensor, axes: tuple[str, ...]) -> float:
         total = torch.as_tensor(value, dtype=torch.float64, device=self.device)

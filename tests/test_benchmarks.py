@@ -7,16 +7,23 @@ import os
 import random
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))  # as for `python benchmarks/X.py`
 
 import documents  # noqa: E402
+import gpu  # noqa: E402
 import measure  # noqa: E402
+import training  # noqa: E402
 from measure import Row, alternate, paired, peer_python, reached, report, tree_peak_bytes  # noqa: E402
+from peers.nanogpt import NanoGPT  # noqa: E402
 from planted import edit, jaccard, plant, precision, recall, repeat, shingles  # noqa: E402
 from sample_text import make_documents  # noqa: E402
 
@@ -249,3 +256,120 @@ def test_documents_without_its_peer(
     assert rows["near-duplicate recall"]["jumbo"] >= 0.98
     assert rows["near-duplicate precision"]["jumbo"] >= 0.99
     assert "datatrove: not measured here" in capsys.readouterr().out
+
+
+def test_training_without_its_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write_sequences(folder: Path, sizes: training.Sizes) -> Path:
+        path = folder / "sequences.npy"
+        np.save(path, np.random.default_rng(0).integers(0, 512, (40, sizes.laptop.seq_len + 1), np.int32))
+        return path
+
+    quick = replace(training.QUICK, larger=replace(training.QUICK.larger, n_layer=1))
+    monkeypatch.setattr(training, "peer_python", lambda name, dependencies: None)
+    monkeypatch.setattr(training, "write_sequences", write_sequences)
+    monkeypatch.setattr(training, "QUICK", quick)
+    monkeypatch.setattr(sys, "argv", ["training.py", "--quick", "--json", str(tmp_path / "rows.json")])
+    training.main()
+    rows = {row["what"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
+    assert list(rows)[:9] == [
+        "tokens per second vs hugging face",
+        "tokens per second vs nanogpt",
+        "fp32 MFU",
+        "bf16 tokens per second vs hugging face",
+        "bf16 tokens per second vs nanogpt",
+        "bf16 MFU",
+        "loss vs hugging face",
+        "large-vocabulary loss memory vs plain",
+        "large-vocabulary loss time vs plain",
+    ]
+    for what, row in rows.items():
+        assert row["jumbo"] is not None, what
+        assert (row["ratio"] is None) == ("hugging face" in what or "MFU" in what), what
+    assert rows["loss vs hugging face"]["jumbo"] == pytest.approx(np.log(512), rel=0.05)  # random ids
+    assert "hugging face: not measured here" in capsys.readouterr().out
+
+
+def test_the_plain_model_is_nanogpt(tmp_path: Path) -> None:
+    """The sum of its parts by hand: one layer, one head."""
+    torch.manual_seed(0)
+    model = NanoGPT(n_layer=1, n_head=1, d_model=8, seq_len=4, vocab_size=16)
+    tokens, targets = torch.randint(16, (2, 2, 4))
+    block = model.h[0]
+    x = model.wte.weight[tokens] + model.wpe.weight
+    query, key, value = block.attn.c_attn(block.ln_1(x)).split(8, 2)
+    scores = (query @ key.transpose(1, 2) / 8**0.5).masked_fill(torch.ones(4, 4).triu(1).bool(), -torch.inf)
+    x = x + block.attn.c_proj(scores.softmax(-1) @ value)
+    x = x + block.mlp.c_proj(F.gelu(block.mlp.c_fc(block.ln_2(x))))
+    loss = F.cross_entropy((model.ln_f(x) @ model.wte.weight.t()).flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(model(tokens, targets), loss)
+
+
+def test_every_side_is_given_the_same_batches(tmp_path: Path) -> None:
+    sequences = np.arange(10 * 5, dtype=np.int32).reshape(10, 5)
+    np.save(tmp_path / "sequences.npy", sequences)
+    job = replace(
+        training.QUICK.laptop,
+        sequences=str(tmp_path / "sequences.npy"),
+        held_out=2,
+        batch_size=4,
+        micro_batch_size=2,
+        seed=7,
+    )
+    steps = [next(batches) for batches in [job.training_batches()] for _ in range(2)]
+    inputs = torch.cat([inputs for step in steps for inputs, _ in step])
+    targets = torch.cat([targets for step in steps for _, targets in step])
+    assert [len(step) for step in steps] == [2, 2]
+    assert sorted(inputs[:, 0].tolist()) == [0, 5, 10, 15, 20, 25, 30, 35]  # each of the eight once
+    torch.testing.assert_close(targets, inputs + 1)
+    torch.testing.assert_close(job.held_out_batches()[0][0][:, 0], torch.tensor([40, 45]))
+    torch.testing.assert_close(next(job.training_batches())[0][0], steps[0][0][0])
+
+
+def test_gpu_says_that_none_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--json", str(tmp_path / "rows.json")])
+    gpu.main()
+    assert capsys.readouterr().out.startswith("No GPU is here: nothing is measured.\n")
+    rows = json.loads((tmp_path / "rows.json").read_text())["rows"]
+    assert [row["what"] for row in rows] == list(gpu.WHATS)
+    assert all(row["jumbo"] is None and row["ratio"] is None for row in rows)
+
+
+def test_gpu_runs_on_a_cpu(tmp_path: Path) -> None:
+    """In a process of its own, since it makes a process group."""
+    command = [sys.executable, BENCHMARKS / "gpu.py", "--quick", "--device", "cpu", "--json", tmp_path / "rows.json"]
+    tree_peak_bytes(command, 120, {"PYTHONPATH": str(BENCHMARKS.parent)})
+    rows = {row["what"]: row for row in json.loads((tmp_path / "rows.json").read_text())["rows"]}
+    assert set(rows) == set(gpu.WHATS)
+    assert {what for what, row in rows.items() if row["jumbo"] is None} == {
+        "peak memory vs nanogpt",
+        "large-vocabulary loss memory vs plain",
+    }
+    assert rows["micro-batch vs nanogpt"]["jumbo"] == gpu.QUICK.largest
+
+
+def test_the_micro_batch_is_the_largest_that_fits() -> None:
+    sizes = replace(gpu.QUICK, largest=16)
+    made: list[bool] = []
+
+    def build(compiled: bool) -> gpu.Take:
+        made.append(compiled)
+
+        def take(step: int, batches: gpu.Batches) -> None:
+            if len(batches[0][0]) > 4:
+                raise torch.OutOfMemoryError("no room")
+
+        return take
+
+    assert gpu.train(build, lambda: None, sizes, "cpu").micro_batch == 4
+    assert len(made) == 2
+    with pytest.raises(RuntimeError, match="not even one sequence fits"):
+        gpu.train(lambda compiled: fail, lambda: None, sizes, "cpu")
+
+
+def fail(step: int, batches: gpu.Batches) -> None:
+    raise torch.OutOfMemoryError("no room")

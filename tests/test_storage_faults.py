@@ -1,7 +1,11 @@
 """S3 as it is on a bad day: errors that pass, answers that stall or break off, uploads whose writer was killed."""
 
+import errno
 import io
+import mmap
+import os
 import random
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +16,7 @@ from typing import Any
 import pytest
 
 import infra.storage_s3
-from infra.storage import S3Storage, open_storage
+from infra.storage import FileStorage, S3Storage, open_storage
 
 CONTENT = random.Random(1).randbytes(1_000_000)
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
@@ -199,6 +203,31 @@ def test_unfinished_files_are_removed(tmp_path: Path) -> None:
     storage.delete_unfinished()
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["whole"]
     open_storage(str(tmp_path / "absent")).delete_unfinished()
+
+
+@pytest.mark.parametrize("place", ["disk", "memory"])
+@pytest.mark.parametrize("start", [0, 1])
+@pytest.mark.parametrize("size", [1 << 20, (3 << 20) + 4096, (3 << 20) + 5])
+def test_what_the_disk_takes_directly_is_the_same(tmp_path: Path, place: str, start: int, size: int) -> None:
+    """From memory that starts at a page or does not, in sizes that are whole blocks or not, on disks that can or not."""
+    root = tmp_path if place == "disk" else Path(tempfile.mkdtemp(dir="/dev/shm"))
+    memory = mmap.mmap(-1, start + size)
+    memory[start:] = random.Random(size).randbytes(size)
+    storage = FileStorage(root)
+    storage.write("x", memoryview(memory)[start:])
+    assert (root / "x").read_bytes() == memory[start:]
+    storage.delete("x")
+    root.rmdir()
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        FileStorage(tmp_path).write("x", memoryview(mmap.mmap(-1, 1 << 20)))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_upload_that_fails_leaves_nothing(s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ from model.flops import training_flops_per_token
 from model.learner import Learner
 from model.loss import token_loss
 from model.metrics import MetricsLog
-from model.parallel import build_mesh
+from model.parallel import build_mesh, shard
 from model.parallel_plan import ParallelPlan
 from model.peaks import Peak
 from model.stragglers import Probe
@@ -199,6 +199,8 @@ def first_gradients(micro_batch_size: int, clip_norm: float) -> dict[str, Any]:
 class Logits(torch.nn.Embedding):
     """A model whose logits after a token are that token's row."""
 
+    layers: ClassVar[dict[str, torch.nn.Module]] = {}
+
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return token_loss(super().forward(tokens), torch.eye(2, dtype=torch.float64), targets)
 
@@ -206,10 +208,13 @@ class Logits(torch.nn.Embedding):
 def table_learner(losses: list[float]) -> Learner:
     """A learner whose model gives target 0 after token i exactly the loss `losses[i]`."""
     plan = ParallelPlan(shards=dist.get_world_size())
-    learner = Learner(MODEL, TRAINING, VOCAB_SIZE, 0, plan, build_mesh(plan, "cpu"))
+    mesh = build_mesh(plan, "cpu")
+    learner = Learner(MODEL, TRAINING, VOCAB_SIZE, 0, plan, mesh)
     # Of two logits 0 and z, the first costs log(1 + e^z).
     table = torch.tensor([[0.0, math.log(math.expm1(loss))] for loss in losses], dtype=torch.float64)
-    learner.stages = [Logits.from_pretrained(table, freeze=False)]  # type: ignore[list-item]
+    model: Any = Logits.from_pretrained(table, freeze=False)
+    shard(model, mesh["shards"], plan, None)
+    learner.stages = [model]
     learner.optimizer = torch.optim.AdamW(learner.stages[0].parameters())
     return learner
 
