@@ -18,6 +18,7 @@ from pydantic_settings import BaseSettings, CliSettingsSource, EnvSettingsSource
 from flows.command_line import Chaos, HelpFormatter, InspectDocuments, InspectTokens, Jumbo, explain
 from flows.interruption import end_interrupted, listen, one_interrupt
 from flows.presets import configuration, describe, preset
+from infra.errors import Preempted
 from tasks.config import PipelineConfig
 
 _FLOWS = {
@@ -197,6 +198,8 @@ def _run(command: str, *parameters: Any) -> None:
         with closing(show_stages()) as display:
             await_server()
             result = flow.with_options(on_running=[listen])(*parameters)
+    except Preempted as preempted:
+        _fail(str(preempted), os.EX_TEMPFAIL)
     except Exception as error:  # noqa: BLE001 - the last frame of the program: said once, as an exit code and a message
         _fail(str(error) or repr(error), 2 if isinstance(error, ValueError) else 1)
     match result:

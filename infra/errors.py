@@ -7,6 +7,10 @@ InfraError
 └── TransientError     trying again makes sense; nothing else is retried
     ├── WorkersKilled  ranks or nodes ended without a reason of their own: a signal, a lost machine, a lapsed lease
     └── Stalled        a rank was waited for, or gave no sign of life, for longer than is allowed
+
+OSError
+└── ConnectionError
+    └── StorageUnavailable   a storage cannot be reached or is too busy, after all retries: it may be there again soon
 """
 
 from collections.abc import Iterator
@@ -90,6 +94,10 @@ class Stalled(TransientError):
     """A rank was waited for, or all ranks gave no sign of life, for longer than is allowed."""
 
 
+class StorageUnavailable(ConnectionError):
+    """A storage cannot be reached, or is too busy to answer; the retries of its client are over."""
+
+
 @contextmanager
 def s3_errors(uri: str, name: str = "") -> Iterator[None]:
     """Turns boto3's errors about an object, or all of a storage, into OSError's subclasses and ValueError, in one line
@@ -114,7 +122,7 @@ def s3_errors(uri: str, name: str = "") -> Iterator[None]:
         if isinstance(error, (*no_credentials, *no_login)):
             raise PermissionError(f"access to {uri} is denied: {message}") from None
         if isinstance(error, (aws.HTTPClientError, aws.ConnectionError, aws.IncompleteReadError, RetriesExceededError)):
-            raise ConnectionError(f"{uri} cannot be reached: {message}") from None
+            raise StorageUnavailable(f"{uri} cannot be reached: {message}") from None
         if isinstance(error, aws.ParamValidationError):
             raise ValueError(f"{uri} cannot be: {message.partition('failed: ')[2]}") from None
         raise OSError(f"{uri}: {message}") from None
@@ -130,4 +138,6 @@ def s3_refusal(uri: str, code: str, message: str, status: int = 0) -> OSError | 
         return PermissionError(f"access to {uri} is denied: {code}: {message}")
     if code == "InvalidBucketName":
         return ValueError(f"{uri} cannot be: {code}: {message}")
+    if status >= 500 or code in ("SlowDown", "ServiceUnavailable", "InternalError", "RequestTimeout"):
+        return StorageUnavailable(f"{uri}: {code}: {message}")
     return OSError(f"{uri}: {code}: {message}")

@@ -1,6 +1,7 @@
 """Runs a job on a cluster from its launch to its end, and starts it again where that makes sense."""
 
 import logging
+import random
 import signal
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from infra.rank_files import RankSign, without_events
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.25
+LONGEST_PAUSE_SECONDS = 60.0  # before a restart
 # Once a node has failed, the others may still say why: the first failure can be theirs. A lost node is reason enough.
 PEER_SECONDS = 5.0
 # A rank tells every second that it lives; and a node needs some seconds to end, in which it doesn't.
@@ -59,6 +61,8 @@ def run_with_restarts(
                 for node_id in error.lost_nodes:
                     provider.replace_node(cluster, node_id)
             logger.warning("job %s: %s; restart %d of %d", job.name, error, restart + 1, max_restarts)
+            # What was too busy is not asked again by all at once, nor at once.
+            time.sleep(random.uniform(0.5, 1.0) * min(2.0**restart, LONGEST_PAUSE_SECONDS))
 
 
 def run_job(
@@ -175,6 +179,8 @@ def _rank_failure(reports: Reports) -> InfraError:
         stuck = _stuck(reports) or ["which rank it waited for is not known"]
         message = f"rank {first.rank} on {node_id} has waited for other ranks for too long; {'; '.join(stuck)}"
         return Stalled(f"{message} (log: {log})\n{first.traceback.strip()}")
+    if first.lost_storage:
+        return TransientError(f"rank {first.rank} on {node_id}: {first.lost_storage} (log: {log})")
     if first.traceback or first.exit_code > 0:
         return WorkerFailed(first.rank, node_id, first.exit_code, first.traceback, log)
     ended = _signal(first.exit_code, report.oom_kills)

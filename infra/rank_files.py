@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from infra.errors import StorageUnavailable
+
 TAIL_BYTES = 16_384
 TIMED_OUT = re.compile(r"Timed out waiting|Watchdog caught collective operation timeout")
 """What gloo, NCCL and `tasks.watchdog` say of a rank that has waited too long for the others."""
@@ -41,6 +43,13 @@ class RankFailure:
     @property
     def timed_out(self) -> bool:
         return TIMED_OUT.search(self.traceback) is not None
+
+    @property
+    def lost_storage(self) -> str:
+        """What it says of a storage that was unavailable; empty where that was not the reason."""
+        last = self.traceback.strip().rpartition("\n")[2]
+        name, _, message = last.partition(": ")
+        return message if name == f"{StorageUnavailable.__module__}.{StorageUnavailable.__name__}" else ""
 
 
 @dataclass(frozen=True)

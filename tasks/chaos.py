@@ -10,7 +10,7 @@ from pathlib import Path
 
 from infra.chaos import damage
 from infra.chaos.disk import SmallDisk
-from infra.chaos.plan import DAMAGES, S3_KINDS, Injection, Kind
+from infra.chaos.plan import DAMAGES, DISK_KINDS, S3_KINDS, Injection, Kind
 from infra.chaos.s3_proxy import Fault as S3Fault
 from infra.chaos.s3_proxy import S3Proxy
 from infra.chaos.victims import kill, kill_all
@@ -204,7 +204,7 @@ class DisturbedRun:
         """What was hit; None where there is nothing to hit."""
         if kind in _DAMAGE:
             return self._damage(kind, chance)
-        if kind in (Kind.DISK_SHORT, Kind.DISK_FULL):
+        if kind in DISK_KINDS:
             return self._fill_disk(kind)
         if kind in _S3_FAULTS:
             return self._disturb_s3(kind, chance)

@@ -22,7 +22,7 @@ from typing import Literal
 import yaml
 
 from infra.chaos.disk import SmallDisk
-from infra.chaos.plan import DISK_KINDS, S3_KINDS, Kind, make_plan
+from infra.chaos.plan import DISK_KINDS, Kind, make_plan
 from infra.chaos.s3_proxy import S3Proxy
 from infra.chaos.s3_server import create_bucket, s3_server
 from infra.storage import open_storage
@@ -104,7 +104,7 @@ class Experiment:
         """Train again, under faults, and compare.
 
         Raises:
-            ChaosFailure: the run ended or stood still without a fault that explains it.
+            ChaosFailure: no fault of these kinds can be injected here.
         """
         seed = self._config.seed
         with ExitStack() as stack:
@@ -114,9 +114,10 @@ class Experiment:
                 run_uri, proxy = stack.enter_context(self._s3_run(seed))
                 (disk.path / "tmp").mkdir()
                 variables = {"AWS_ENDPOINT_URL": proxy.endpoint, "TMPDIR": str(disk.path / "tmp")}
-            why_not = dict.fromkeys(DISK_KINDS if disk.why_not else (), disk.why_not)
-            why_not |= dict.fromkeys(() if proxy else S3_KINDS, "the run is not in S3 (--storage s3)")
-            possible = [kind for kind in kinds if kind not in why_not]
+            not_injected = {kind: disk.why_not for kind in kinds if disk.why_not and kind in DISK_KINDS}
+            possible = [kind for kind in kinds if kind not in not_injected]
+            if not possible:
+                raise ChaosFailure(f"nothing can be injected: {disk.why_not}")
             first_step = self._steps_per_fault  # by then there are checkpoints to damage
             last_step = self._config.training.steps - SPARE_FAULTS * self._steps_per_fault
             plan = make_plan(possible, faults, first_step, last_step, seed)
@@ -131,7 +132,6 @@ class Experiment:
                 found = [str(failure)]
             if found and storage == "file" and not disk.why_not:  # the disk's content ends with the disk
                 shutil.copytree(disk.path / "run", self._directory / "disturbed")
-            not_injected = {kind: why for kind, why in why_not.items() if kind in kinds}
             return Outcome(run.faults, not_injected, found, overall_hash(final_hashes(self._quiet_uri)))
 
     @contextmanager

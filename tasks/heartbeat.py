@@ -1,10 +1,13 @@
 """The heartbeat of a cluster's job: a small file in the run directory that rank 0 renews and the Prefect task reads."""
 
 import json
+import logging
 import time
 from typing import Any
 
 from infra.storage import FileStorage, Storage
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT = "metrics/heartbeat.json"
 
@@ -23,7 +26,10 @@ class HeartbeatWriter:
         if sign["phase"] == self._phase and now - self._written < self._every_seconds:
             return
         self._phase, self._written = sign["phase"], now
-        self._storage.write(HEARTBEAT, json.dumps(sign | {"time": time.time()}).encode())
+        try:
+            self._storage.write(HEARTBEAT, json.dumps(sign | {"time": time.time()}).encode())
+        except OSError as error:  # a full disk, say; silence that lasts is met by the reader's deadline
+            logger.warning("the heartbeat could not be written: %s", error)
 
 
 class HeartbeatReader:

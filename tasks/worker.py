@@ -213,10 +213,15 @@ def _metrics_log(rank: Rank) -> Iterator[tuple[MetricsLog, Callable[[bool], None
     def store(now: bool) -> None:
         nonlocal sent
         if rank.rank == 0 and (now or time.monotonic() - sent > 10):
-            for path in (rank.scratch / METRICS).parent.rglob("*"):
-                if path.is_file():
-                    rank.storage.upload(path, path.relative_to(rank.scratch).as_posix())
             sent = time.monotonic()
+            try:
+                for path in (rank.scratch / METRICS).parent.rglob("*"):
+                    if path.is_file():
+                        rank.storage.upload(path, path.relative_to(rank.scratch).as_posix())
+            except OSError as error:
+                if now:
+                    raise
+                logger.warning("the metrics could not be stored, for now: %s", error)
 
     try:
         with closing(MetricsLog(rank.scratch / METRICS, tensorboard)) as metrics:

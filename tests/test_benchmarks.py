@@ -258,6 +258,7 @@ def test_documents_without_its_peer(
     assert "datatrove: not measured here" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_training_without_its_peer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -339,6 +340,7 @@ def test_gpu_says_that_none_is_there(
     assert all(row["jumbo"] is None and row["ratio"] is None for row in rows)
 
 
+@pytest.mark.slow
 def test_gpu_runs_on_a_cpu(tmp_path: Path) -> None:
     """In a process of its own, since it makes a process group."""
     command = [sys.executable, BENCHMARKS / "gpu.py", "--quick", "--device", "cpu", "--json", tmp_path / "rows.json"]

@@ -103,6 +103,7 @@ class ScriptedProvider(LocalProvider):
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(launcher, "PEER_SECONDS", 0.1)
+    monkeypatch.setattr(launcher, "LONGEST_PAUSE_SECONDS", 0.01)
 
 
 def test_success_on_all_nodes_returns() -> None:
@@ -237,6 +238,15 @@ def test_the_kernels_count_of_processes_that_it_ended_for_memory_is_told() -> No
     killed = NodeReport(1, "failed", (RankFailure(0, -9, "", 1.0, "/log/0"),), oom_kills=1)
     with pytest.raises(WorkersKilled, match="rank 0 on node-0 was ended by SIGKILL by the kernel: memory ran out"):
         ScriptedProvider((killed, "running")).run()
+
+
+def test_a_storage_that_was_unavailable_is_tried_again() -> None:
+    lost = raised(1, "infra.errors.StorageUnavailable: s3://b/run/tokens/x: SlowDown: reduce your rate", 1.0)
+    provider = ScriptedProvider((failed(lost), "running"), (SUCCEEDED, SUCCEEDED))
+    provider.run(max_restarts=1)
+    assert provider.launched == [0, 1]
+    with pytest.raises(TransientError, match="rank 1 on node-0: s3://b/run/tokens/x: SlowDown: reduce your rate"):
+        ScriptedProvider((failed(lost), "running")).run()
 
 
 def test_a_lapsed_lease_is_named() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import infra.storage_s3
+from infra.errors import StorageUnavailable
 from infra.storage import S3Storage, Storage, find, open_storage
 
 ODD_NAMES = ["a b.txt", "a+b/épo=3/✓ 1", "%2F?&#.bin", "deep/er/and/deeper", "[x]*.txt"]
@@ -224,7 +225,9 @@ def test_errors_of_s3_are_those_of_files(
         ("AccessDenied", 403, PermissionError, "access to s3://b/x is denied: AccessDenied: why"),
         ("ExpiredToken", 400, PermissionError, "access to s3://b/x is denied: ExpiredToken: why"),
         ("InvalidBucketName", 400, ValueError, "s3://b/x cannot be: InvalidBucketName: why"),
-        ("SlowDown", 503, OSError, "s3://b/x: SlowDown: why"),
+        ("SlowDown", 503, StorageUnavailable, "s3://b/x: SlowDown: why"),
+        ("InternalError", 500, StorageUnavailable, "s3://b/x: InternalError: why"),
+        ("InvalidRequest", 400, OSError, "s3://b/x: InvalidRequest: why"),
     ],
 )
 def test_what_s3_answers(
