@@ -75,10 +75,15 @@ class Outcome:
 
 def arguments(description: str) -> argparse.Namespace:
     """The options of every benchmark: quick (bool) and json (Path or None)."""
+    return parser(description).parse_args()
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """For a benchmark with options of its own besides."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="small inputs: shows that it runs, not how fast")
     parser.add_argument("--json", type=Path, metavar="OUT", help="where to write the rows as JSON")
-    return parser.parse_args()
+    return parser
 
 
 def alternate(works: Mapping[str, Callable[[], T]], rounds: int = 3) -> dict[str, list[T]]:

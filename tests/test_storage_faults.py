@@ -209,7 +209,7 @@ def test_unfinished_files_are_removed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("start", [0, 1])
 @pytest.mark.parametrize("size", [1 << 20, (3 << 20) + 4096, (3 << 20) + 5])
 def test_what_the_disk_takes_directly_is_the_same(tmp_path: Path, place: str, start: int, size: int) -> None:
-    """From memory that starts at a page or does not, in sizes that are whole blocks or not, on disks that can or not."""
+    """From memory that starts at a page or not, in sizes that are whole blocks or not, on disks that can or not."""
     root = tmp_path if place == "disk" else Path(tempfile.mkdtemp(dir="/dev/shm"))
     memory = mmap.mmap(-1, start + size)
     memory[start:] = random.Random(size).randbytes(size)
