@@ -12,6 +12,7 @@ PermissionError (credentials too), ConnectionError, ValueError for a name that c
 import importlib.util
 import os
 import re
+from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -38,6 +39,10 @@ class Storage(Protocol):
 
     def open(self, name: str) -> BinaryIO:
         """A stream of the object's bytes. Raises FileNotFoundError."""
+
+    def stream(self, name: str) -> RawIOBase:
+        """The same without a buffer, for one reading of a large object into pages of the caller's: nothing of it stays
+        in the page cache. Raises FileNotFoundError."""
 
     def read(self, name: str) -> bytes:
         """The whole object, for small ones. Raises FileNotFoundError."""

@@ -26,7 +26,7 @@ PART_BYTES = 64 << 20  # what is larger is sent in parts
 MAX_PARTS = 10_000  # S3's limit
 PART_THREADS = 4
 SEND_BYTES = 1 << 20
-READ_BYTES = 1 << 18
+READ_BYTES = 128 << 10
 MAX_CONNECTIONS = 32
 
 
