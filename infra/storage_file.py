@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import io
 import os
 import shutil
 import tempfile
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from stat import S_ISDIR, S_ISREG
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from infra.storage_names import PARTIAL, WILD, Entries, Entry, name_matches, pattern_parts, whole_range
 
@@ -64,6 +65,9 @@ class FileStorage:
 
     def open(self, name: str) -> BinaryIO:
         return self._path(name).open("rb")
+
+    def stream(self, name: str) -> io.RawIOBase:
+        return _UncachedFile(self._path(name))
 
     def read(self, name: str) -> bytes:
         return self._path(name).read_bytes()
@@ -120,24 +124,47 @@ class FileStorage:
                 raise
 
 
+class _UncachedFile(io.FileIO):
+    """A file that is read past the page cache, for as long as its place, the buffer and the position allow."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        _bypass_cache(self.fileno(), True)
+
+    def readinto(self, buffer: Any) -> int | None:
+        try:
+            return super().readinto(buffer)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        _bypass_cache(self.fileno(), False)
+        return super().readinto(buffer)
+
+
 def _write_directly(fd: int, data: memoryview) -> int:
-    """Write what can go straight to the disk, past the page cache: a copy less, and what is cached there, such as the
-    training data, stays. Returns how many bytes went: none where the file system, or the data's place in memory, is
-    against it."""
-    flags, position = fcntl.fcntl(fd, fcntl.F_GETFL), 0
+    """Write what can go straight to the disk, past the page cache: that is a copy less, and what is cached there, such
+    as the training data, stays. Returns how many bytes went: none where file system or place in memory are against."""
+    position = 0
+    _bypass_cache(fd, True)
     try:
-        fcntl.fcntl(fd, fcntl.F_SETFL, flags | getattr(os, "O_DIRECT", 0))
         while len(data) - position >= DIRECT_BYTES:
-            written = os.write(fd, data[position : position + DIRECT_BYTES])
-            position += written
-            if written % DIRECT_BYTES:
-                break
+            position += os.write(fd, data[position : position + DIRECT_BYTES])
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
     finally:
-        fcntl.fcntl(fd, fcntl.F_SETFL, flags)
+        _bypass_cache(fd, False)
     return position
+
+
+def _bypass_cache(fd: int, on: bool) -> None:
+    """Of no effect where the file system knows no way past its cache."""
+    flags, direct = fcntl.fcntl(fd, fcntl.F_GETFL), getattr(os, "O_DIRECT", 0)
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETFL, flags | direct if on else flags & ~direct)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
 
 
 def _entry(name: str, stat: os.stat_result) -> Entry:

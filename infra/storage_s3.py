@@ -26,7 +26,6 @@ PART_BYTES = 64 << 20  # what is larger is sent in parts
 MAX_PARTS = 10_000  # S3's limit
 PART_THREADS = 4
 SEND_BYTES = 1 << 20
-READ_BYTES = 128 << 10
 MAX_CONNECTIONS = 32
 
 
@@ -81,7 +80,10 @@ class S3Storage:
         return [entry for entry in self.list() if name_matches(entry.name.split("/"), parts)]
 
     def open(self, name: str) -> BinaryIO:
-        return io.BufferedReader(self._stream(name, 0, None), READ_BYTES)
+        return io.BufferedReader(self._stream(name, 0, None), 1 << 20)
+
+    def stream(self, name: str) -> io.RawIOBase:
+        return self._stream(name, 0, None)
 
     def read(self, name: str) -> bytes:
         with self._stream(name, 0, None) as stream:

@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
+from mmap import mmap
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -45,8 +46,8 @@ _DATA_OFFSET = "data_offset"  # an attribute beside DCP's own: where the tensor 
 class Storage(Protocol):
     """What the files of a checkpoint need of a storage."""
 
-    def open(self, name: str) -> BinaryIO:
-        """A stream of the object's bytes. Raises FileNotFoundError."""
+    def stream(self, name: str) -> io.RawIOBase:
+        """The object's bytes, unbuffered. Raises FileNotFoundError."""
 
     def write(self, name: str, data: bytes | memoryview) -> None:
         """Store the object whole or not at all, replacing what was there."""
@@ -300,11 +301,11 @@ def _read_verified(storage: Storage, name: str, saved: SavedFile, take: Callable
         ValueError: it is not what was saved; `take` has seen it by then.
     """
     sha256, position = hashlib.sha256(), 0
-    buffer = memoryview(bytearray(min(CHUNK_BYTES, saved.size_bytes + 1)))
-    with storage.open(name) as stream:
-        while count := stream.readinto(buffer):  # type: ignore[attr-defined]
-            sha256.update(buffer[:count])
-            take(position, buffer[:count])
+    with storage.stream(name) as stream, mmap(-1, CHUNK_BYTES) as pages, memoryview(pages) as buffer:
+        while count := stream.readinto(buffer):
+            with buffer[:count] as chunk:
+                sha256.update(chunk)
+                take(position, chunk)
             position += count
     if position != saved.size_bytes:
         raise ValueError(f"{name} has {position} bytes, and {saved.size_bytes} were saved")

@@ -1,5 +1,6 @@
 """Every kind of tensor on every layout comes back bit for bit, by this project's reader and by PyTorch's own."""
 
+import io
 from pathlib import Path
 
 import pytest
@@ -121,10 +122,10 @@ def save_replicas(root: Path) -> tuple[int, int]:
 
 
 def test_a_replica_copies_and_stores_only_its_share(tmp_path: Path) -> None:
-    """Four shards of 16 KiB in two copies: each rank has all four and stores two, with 2 KiB of DCP's own around."""
+    """Four shards of 16 KiB in two copies: each rank has all four and stores two, and what DCP has around them."""
     for copied, held in run(save_replicas, 4, tmp_path):
         assert held == 4 * 16_384
-        assert 2 * 16_384 < copied < 2 * (16_384 + 2048)
+        assert 2 * 16_384 < copied < 3 * 16_384
 
 
 def load_in_part(root: Path) -> list[str]:
@@ -133,9 +134,9 @@ def load_in_part(root: Path) -> list[str]:
     read: list[str] = []
 
     class Watched(FaultyStorage):
-        def open(self, name: str):
+        def stream(self, name: str) -> io.RawIOBase:
             read.append(name.rpartition("/")[2])
-            return super().open(name)
+            return super().stream(name)
 
     storage = Watched(root / "checkpoints", "none", "before", lambda: None)
     loaded = sharded({"rows": ROWS}, tensors())

@@ -150,7 +150,7 @@ def test_tries_are_bounded_and_their_pauses_differ(serve: Any, pauses: list[floa
 @pytest.mark.parametrize("fault", [breaks_off, stalls])
 def test_what_breaks_off_goes_on_where_it_was(serve: Any, fault: Answer) -> None:
     server, storage = serve(fault, works)
-    with storage.open("x") as stream:
+    with storage.stream("x") as stream:
         assert b"".join(iter(lambda: stream.read(70_000), b"")) == CONTENT
     first, second = server.requests
     # Of the same version, from about where it broke off: what the client had not handed on yet comes again.
@@ -216,6 +216,9 @@ def test_what_the_disk_takes_directly_is_the_same(tmp_path: Path, place: str, st
     storage = FileStorage(root)
     storage.write("x", memoryview(memory)[start:])
     assert (root / "x").read_bytes() == memory[start:]
+    with storage.stream("x") as stream:
+        pages = memoryview(mmap.mmap(-1, start + 65_536))[start:]
+        assert b"".join(iter(lambda: bytes(pages[: stream.readinto(pages)]), b"")) == memory[start:]
     storage.delete("x")
     root.rmdir()
 
