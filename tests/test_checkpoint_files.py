@@ -128,6 +128,19 @@ def test_a_replica_copies_and_stores_only_its_share(tmp_path: Path) -> None:
         assert 2 * 16_384 < copied < 3 * 16_384
 
 
+def save_and_load_one_scalar(root: Path) -> int:
+    """Of which a single rank has anything to store."""
+    checkpointer, loaded = make(root), torch.tensor(0)
+    checkpointer.save(1, {"count": torch.tensor(7)}, {})
+    assert checkpointer.load_latest({"count": loaded}, {}) == 1
+    return int(loaded)
+
+
+def test_a_rank_may_have_nothing_to_store(tmp_path: Path) -> None:
+    assert run(save_and_load_one_scalar, 2, tmp_path) == [7, 7]
+    assert len(list((tmp_path / "checkpoints/step-00000001").glob("*.distcp"))) == 1
+
+
 def load_in_part(root: Path) -> list[str]:
     """The files that are read for two of the tensors, of which one is not in them."""
     save_all(root)
