@@ -20,10 +20,9 @@ from measure import Row, parser, report
 from peers.nanogpt import NanoGPT
 from peers.training_driver import Batches, Job, PlainLoop
 from torch import Tensor
-from train_steps import build_learner
+from train_steps import build_learner, model_config
 
 from model.checkpoint_files import StagedFiles
-from model.config import ModelConfig
 from model.flops import training_flops_per_token
 from model.loss import token_loss
 from model.parallel_plan import ParallelPlan
@@ -116,8 +115,7 @@ def training_rows(sizes: Sizes, device: str) -> list[Row]:
     peak = peak_of(torch.device(device), torch.bfloat16)
     rate, of = (peak.flops_per_second, peak.device) if peak else (matrix_rate(sizes, device), MM)
     job = sizes.job
-    model = ModelConfig(n_layer=job.n_layer, n_head=job.n_head, d_model=job.d_model, seq_len=job.seq_len)
-    flops = training_flops_per_token(model, job.vocab_size)
+    flops = training_flops_per_token(model_config(job), job.vocab_size)
     tokens = [2 * side.micro_batch * job.seq_len / side.seconds for side in (ours, theirs)]
     print(f"Peak: {rate / 1e12:.4g} TFLOP/s, {of}")
     figures = [

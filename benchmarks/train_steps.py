@@ -24,8 +24,11 @@ def main(job: Job) -> None:
     serve(job, train, learner.mean_loss)
 
 
+def model_config(job: Job) -> ModelConfig:
+    return ModelConfig(n_layer=job.n_layer, n_head=job.n_head, d_model=job.d_model, seq_len=job.seq_len)
+
+
 def build_learner(job: Job, device_type: str, plan: ParallelPlan | None = None) -> Learner:
-    model = ModelConfig(n_layer=job.n_layer, n_head=job.n_head, d_model=job.d_model, seq_len=job.seq_len)
     training = TrainingConfig(
         global_batch_size=job.batch_size,
         micro_batch_size=job.micro_batch_size,
@@ -38,7 +41,7 @@ def build_learner(job: Job, device_type: str, plan: ParallelPlan | None = None) 
         precision=job.precision,
     )
     plan = plan or ParallelPlan()
-    return Learner(model, training, job.vocab_size, job.seed, plan, build_mesh(plan, device_type))
+    return Learner(model_config(job), training, job.vocab_size, job.seed, plan, build_mesh(plan, device_type))
 
 
 if __name__ == "__main__":

@@ -27,13 +27,14 @@ import pyarrow.parquet as pq
 import torch
 from measure import ROOT, Paired, Row, alternate, arguments, compare, peer_python, report
 from peers.training_driver import Job
+from train_steps import model_config
 
-from model.config import ModelConfig
 from model.data.config import TokenizerConfig
 from model.data.pieces import InProcess
 from model.data.tokenization.tokenizer import Tokenizer
 from model.data.tokenization.training import train_tokenizer
 from model.flops import training_flops_per_token
+from model.gpt import GPT, initialize
 
 HERE = Path(__file__).parent
 HUGGING_FACE, AUTOCAST, PURE, NANOGPT = "hugging face", "hugging face, autocast", "hugging face, all bf16", "nanogpt"
@@ -243,17 +244,21 @@ def speed_row(what: str, speed: Paired, peer: str, goal: str) -> Row:
 
 
 def utilization(precision: str, job: Job, speed: Paired, peak: float) -> Row:
-    model = ModelConfig(n_layer=job.n_layer, n_head=job.n_head, d_model=job.d_model, seq_len=job.seq_len)
-    share = training_flops_per_token(model, job.vocab_size) / peak
+    share = training_flops_per_token(model_config(job), job.vocab_size) / peak
     peers = {name: figure and share * figure for name, figure in speed.peers.items()}
     return Row(f"{precision} MFU", f"of {peak / 1e9:.0f} GFLOP/s", share * speed.jumbo, peers, None, "")
 
 
 def loss_row(job: Job, sizes: Sizes, python: Path | None) -> Row:
-    """The held-out loss after the same steps, from weights of each side's own making; the mean over seeds."""
+    """The held-out loss after the same steps from the same weights, the mean over seeds.
+
+    From weights of each side's own making, in the same distribution, it would differ by 1 % for no other reason.
+    """
 
     def score(name: str, seed: int) -> float:
-        with side(command(name, replace(job, seed=seed), python or Path())) as ask:
+        weights = Path(job.sequences).with_name(f"weights-{seed}.pt")
+        torch.save(initial_weights(job, seed), weights)
+        with side(command(name, replace(job, seed=seed, weights=str(weights)), python or Path())) as ask:
             ask(f"train {sizes.loss_steps}")
             return float(ask("score"))
 
@@ -263,6 +268,13 @@ def loss_row(job: Job, sizes: Sizes, python: Path | None) -> Row:
     difference = abs(losses["jumbo"] / theirs - 1) if theirs else None
     unit = "nats per token; ratio: difference"
     return Row("loss vs hugging face", unit, losses["jumbo"], {HUGGING_FACE: theirs}, difference, "<= 0.005")
+
+
+def initial_weights(job: Job, seed: int) -> dict[str, torch.Tensor]:
+    """What the Learner of this seed begins from, by name."""
+    model = GPT(model_config(job), job.vocab_size)
+    initialize(model, seed)
+    return model.state_dict()
 
 
 def head_rows(sizes: Sizes) -> list[Row]:

@@ -29,6 +29,7 @@ class Job:
         precision: "fp32"; "bf16", which is computed in beside weights in fp32; or "pure bf16", weights and all.
         sequences: An .npy file of token ids, (sequences, seq_len + 1).
         held_out: So many of its last sequences are for `score`.
+        weights: A file of Jumbo's initial parameters by name, for Hugging Face's model to begin from; empty for its own.
         batch_size, micro_batch_size: Sequences of a step, and of a forward pass.
     """
 
@@ -40,6 +41,7 @@ class Job:
     precision: str
     sequences: str
     held_out: int
+    weights: str = ""
     batch_size: int = 16
     micro_batch_size: int = 8
     learning_rate: float = 2e-3
@@ -143,8 +145,36 @@ def hugging_face(job: Job) -> tuple[PlainLoop, Callable[[Tensor, Tensor], Tensor
         eos_token_id=0,
     )
     model = GPT2LMHeadModel(config)
+    if job.weights:
+        model.load_state_dict(as_gpt2(torch.load(job.weights), job.n_layer))
     loop = PlainLoop(job, model, lambda inputs, targets: model(input_ids=inputs, labels=inputs).loss)
     return loop, lambda inputs, targets: F.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
+
+
+def as_gpt2(weights: dict[str, Tensor], n_layer: int) -> dict[str, Tensor]:
+    """Jumbo's parameters under GPT-2's names; its matrices stand the other way round."""
+    embedding = weights["token_embedding.weight"]
+    named = {
+        "transformer.wte.weight": embedding,
+        "lm_head.weight": embedding,
+        "transformer.wpe.weight": weights["position_embedding.weight"],
+        "transformer.ln_f.weight": weights["norm.weight"],
+        "transformer.ln_f.bias": weights["norm.bias"],
+    }
+    parts = {
+        "ln_1": ["attention_norm"],
+        "attn.c_attn": ["attention.query", "attention.key", "attention.value"],
+        "attn.c_proj": ["attention.output"],
+        "ln_2": ["mlp_norm"],
+        "mlp.c_fc": ["mlp.expand"],
+        "mlp.c_proj": ["mlp.output"],
+    }
+    for layer in range(n_layer):
+        for theirs, ours in parts.items():
+            for kind in ("weight", "bias"):
+                joined = torch.cat([weights[f"layers.{layer}.{part}.{kind}"] for part in ours])
+                named[f"transformer.h.{layer}.{theirs}.{kind}"] = joined.t() if joined.ndim == 2 else joined
+    return named
 
 
 def nanogpt(job: Job) -> tuple[PlainLoop, Callable[[Tensor, Tensor], Tensor]]:
