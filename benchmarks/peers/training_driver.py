@@ -29,7 +29,7 @@ class Job:
         precision: "fp32"; "bf16", which is computed in beside weights in fp32; or "pure bf16", weights and all.
         sequences: An .npy file of token ids, (sequences, seq_len + 1).
         held_out: So many of its last sequences are for `score`.
-        weights: A file of Jumbo's initial parameters by name, for Hugging Face's model to begin from; empty for its own.
+        weights: A file of Jumbo's initial parameters, which Hugging Face's model begins from; empty for its own.
         batch_size, micro_batch_size: Sequences of a step, and of a forward pass.
     """
 
@@ -146,13 +146,14 @@ def hugging_face(job: Job) -> tuple[PlainLoop, Callable[[Tensor, Tensor], Tensor
     )
     model = GPT2LMHeadModel(config)
     if job.weights:
-        model.load_state_dict(as_gpt2(torch.load(job.weights), job.n_layer))
+        model.load_state_dict(as_gpt2(torch.load(job.weights), job))
     loop = PlainLoop(job, model, lambda inputs, targets: model(input_ids=inputs, labels=inputs).loss)
     return loop, lambda inputs, targets: F.cross_entropy(model(inputs).logits.flatten(0, 1), targets.flatten())
 
 
-def as_gpt2(weights: dict[str, Tensor], n_layer: int) -> dict[str, Tensor]:
-    """Jumbo's parameters under GPT-2's names; its matrices stand the other way round."""
+def as_gpt2(weights: dict[str, Tensor], job: Job) -> dict[str, Tensor]:
+    """Jumbo's parameters under GPT-2's names. Its matrices stand the other way round, and the rows of its `qkv` go by
+    heads, where GPT-2 has all queries first."""
     embedding = weights["token_embedding.weight"]
     named = {
         "transformer.wte.weight": embedding,
@@ -162,18 +163,20 @@ def as_gpt2(weights: dict[str, Tensor], n_layer: int) -> dict[str, Tensor]:
         "transformer.ln_f.bias": weights["norm.bias"],
     }
     parts = {
-        "ln_1": ["attention_norm"],
-        "attn.c_attn": ["attention.query", "attention.key", "attention.value"],
-        "attn.c_proj": ["attention.output"],
-        "ln_2": ["mlp_norm"],
-        "mlp.c_fc": ["mlp.expand"],
-        "mlp.c_proj": ["mlp.output"],
+        "ln_1": "attention_norm",
+        "attn.c_attn": "attention.qkv",
+        "attn.c_proj": "attention.output",
+        "ln_2": "mlp_norm",
+        "mlp.c_fc": "mlp.expand",
+        "mlp.c_proj": "mlp.output",
     }
-    for layer in range(n_layer):
+    for layer in range(job.n_layer):
         for theirs, ours in parts.items():
             for kind in ("weight", "bias"):
-                joined = torch.cat([weights[f"layers.{layer}.{part}.{kind}"] for part in ours])
-                named[f"transformer.h.{layer}.{theirs}.{kind}"] = joined.t() if joined.ndim == 2 else joined
+                values = weights[f"layers.{layer}.{ours}.{kind}"]
+                if ours == "attention.qkv":
+                    values = values.unflatten(0, (job.n_head, 3, -1)).transpose(0, 1).flatten(0, 2)
+                named[f"transformer.h.{layer}.{theirs}.{kind}"] = values.t() if values.ndim == 2 else values
     return named
 
 
