@@ -252,7 +252,8 @@ def utilization(precision: str, job: Job, speed: Paired, peak: float) -> Row:
 def loss_row(job: Job, sizes: Sizes, python: Path | None) -> Row:
     """The held-out loss after the same steps from the same weights, the mean over seeds.
 
-    From weights of each side's own making, in the same distribution, it would differ by 1 % for no other reason.
+    The weights are the same, not only their distribution: with its own, a side's loss moves by more from seed to seed
+    than the goal allows. So this says that the steps are alike, not that the initialisations are.
     """
 
     def score(name: str, seed: int) -> float:
