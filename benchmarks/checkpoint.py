@@ -10,13 +10,10 @@ as after a restart of the machine. Jumbo alone hashes every byte when it saves, 
 import json
 import os
 import shutil
-import signal
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from measure import ROOT, Row, alternate, arguments, compare, peer_python, report
+
+from infra.chaos.s3_server import create_bucket, s3_server
 
 HERE = Path(__file__).parent
 DCP, S3FS, CONNECTOR = "dcp", "s3fs", "s3torchconnector"
@@ -47,7 +46,7 @@ def main() -> None:
             },
             rounds,
         )
-        with s3_server(Path(folder)) as bucket:
+        with s3_bucket(Path(folder)) as bucket:
             s3 = alternate(s3_works(bucket, megabytes), rounds)
     report(rows(s3, disk), options)
 
@@ -153,46 +152,17 @@ def blocked(figures: Figures) -> float:
 
 
 @contextmanager
-def s3_server(folder: Path) -> Iterator[str]:
-    """The URI of a bucket on a SeaweedFS of its own; the environment leads to it."""
-    import boto3
-
-    weed = Path(sys.executable).with_name("weed")
-    ports = {name: free_port() for name in ("s3.port", "master.port", "volume.port", "filer.port")}
+def s3_bucket(folder: Path) -> Iterator[str]:
+    """The URI of a bucket on a server of its own; the environment leads to it."""
     os.environ.update(
         AWS_ACCESS_KEY_ID="benchmark",
         AWS_SECRET_ACCESS_KEY="benchmark-secret",
         AWS_DEFAULT_REGION="us-east-1",
         AWS_EC2_METADATA_DISABLED="true",
-        AWS_ENDPOINT_URL=f"http://127.0.0.1:{ports['s3.port']}",
     )
-    command: list[str | Path] = [weed, "mini", f"-dir={folder}/s3", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
-    command += ["-admin.ui=false", "-webdav=false", *(f"-{name}={port}" for name, port in ports.items())]
-    with (folder / "s3.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                boto3.client("s3").create_bucket(Bucket="checkpoints")
-                break
-            except Exception:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.5)
-        yield "s3://checkpoints"
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait()
-
-
-def free_port() -> int:
-    while True:
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port: int = listener.getsockname()[1]
-        if port < 55_000:  # SeaweedFS also listens on each port + 10,000
-            return port
+    with s3_server(folder / "s3") as endpoint:
+        os.environ["AWS_ENDPOINT_URL"] = endpoint
+        yield create_bucket(endpoint)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,10 @@ class _RankError(CheckpointError):
     """Work failed on at least one rank, and is therefore failed on every rank."""
 
 
+class CheckpointUnavailable(_RankError):
+    """A rank cannot reach the storage, which says nothing of what is in it."""
+
+
 class _SaveFailed(CheckpointError):
     """A save failed, as every rank knows; the ranks themselves are well."""
 
@@ -141,6 +145,7 @@ class Checkpointer:
         Raises:
             CheckpointError: checkpoints were completed but none can be loaded, or one is of something else, or one is
                 `required` and there is none. After it, `state` is undefined.
+            CheckpointUnavailable: the storage cannot be reached; an older checkpoint is not taken for that.
         """
         self.wait()
         complete, incomplete = self._on_rank_0(self._survey)
@@ -154,6 +159,8 @@ class Checkpointer:
         for step in reversed(complete):
             try:
                 self._load(step, state, identity)
+            except CheckpointUnavailable:
+                raise
             except _RankError as error:
                 reasons.append(f"{_directory(step)}: {error}")
                 self._warn(f"skipped {reasons[-1]}")
@@ -219,7 +226,7 @@ class Checkpointer:
     # What ranks do together
 
     def _together(self, work: Callable[[], T]) -> list[T]:
-        """The results of `work` on every rank, in order. Raises _RankError on all ranks when it failed on any."""
+        """The results of `work` on every rank, in order. Raises _RankError on all ranks where it failed on any."""
         result, failure = None, None
         try:
             result = work()
@@ -227,12 +234,14 @@ class Checkpointer:
             logger.info("failed on rank %d", self.rank, exc_info=True)
             failure = error
         message = None if failure is None else f"{type(failure).__name__}: {failure}"
+        mine = (result, message, isinstance(failure, ConnectionError))
         outcomes: list[Any] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(outcomes, (result, message), group=self.group)
-        failures = [f"rank {rank}: {message}" for rank, (_, message) in enumerate(outcomes) if message is not None]
+        dist.all_gather_object(outcomes, mine, group=self.group)
+        failures = [f"rank {rank}: {message}" for rank, (_, message, _) in enumerate(outcomes) if message is not None]
         if failures:
-            raise _RankError("; ".join(failures)) from failure
-        return [result for result, _ in outcomes]
+            kind = CheckpointUnavailable if any(unreached for *_, unreached in outcomes) else _RankError
+            raise kind("; ".join(failures)) from failure
+        return [result for result, *_ in outcomes]
 
     def _on_rank_0(self, work: Callable[[], T]) -> T:
         return self._together(lambda: work() if self.rank == 0 else None)[0]  # type: ignore[return-value]

@@ -77,7 +77,7 @@ class TrainingOutcome:
     goodput: Goodput | None
     """Of the run until now, all attempts together; on rank 0 only, as the metrics are."""
     preempted: bool
-    """Whether it was asked to stop before the last step, and has saved the step it was at."""
+    """Whether it was asked to stop before the last step. The step it was at is saved, unless its loss was no number."""
 
 
 class Trainer:

@@ -23,9 +23,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from infra.bootstrap import die_with_parent
+from infra.errors import StorageUnavailable
 from infra.rank_files import write_preemption
 from infra.storage import FileStorage, Storage, open_storage
-from model.checkpoint import Checkpointer
+from model.checkpoint import Checkpointer, CheckpointUnavailable
 from model.config import Section
 from model.data.document_shards import iter_documents
 from model.data.tokenization.tokenizer import Tokenizer
@@ -323,6 +324,8 @@ def main() -> int:
         if rank.rank == 0:
             rank.storage.write(job.result, json.dumps(result, indent=1).encode())
         code = 0
+    except CheckpointUnavailable as away:
+        raise StorageUnavailable(str(away)) from away  # which the launcher knows
     except Preempted as preempted:
         # torchrun makes a 1 of every exit code, so the launcher finds this.
         write_preemption(preempted.saved_step)

@@ -1,5 +1,6 @@
 """What is saved comes back, whole, from the newest checkpoint that is; how many are kept."""
 
+import io
 import random
 import shutil
 import time
@@ -31,7 +32,9 @@ from checkpoints import (
 )
 from ranks import Job, run
 
+from infra.errors import StorageUnavailable
 from infra.storage import FileStorage
+from model.checkpoint import CheckpointUnavailable
 
 FILES = (".metadata", "__0_0.distcp", "__1_0.distcp", "complete.json")
 
@@ -70,6 +73,39 @@ def load_from_nothing(root: Path) -> tuple[Loaded, str, str, Loaded]:
     save(root, [10])
     on_rank_0((root / "checkpoints/step-00000010/complete.json").unlink)
     return before, refused, caught(lambda: load(root, IDENTITY, True)), load(root)
+
+
+def load_while_the_storage_is_away(root: Path) -> list[str]:
+    """What is said where one rank cannot reach what it needs of the newest checkpoint: the marker, or a file."""
+    save(root, [10, 20])
+    said = []
+    for rank, name in ((0, "complete.json"), (1, "__1_0.distcp")):
+        storage = AwayStorage(root / "checkpoints", rank, f"step-00000020/{name}")
+        with pytest.raises(CheckpointUnavailable) as error:
+            load(root, storage=storage)
+        said.append(str(error.value))
+    assert load(root)[0] == 20
+    return said
+
+
+class AwayStorage(FileStorage):
+    """Has one object that one rank cannot reach."""
+
+    def __init__(self, root: Path, rank: int, name: str) -> None:
+        super().__init__(root)
+        self.away = name if dist.get_rank() == rank else None
+
+    def read(self, name: str) -> bytes:
+        self.reach(name)
+        return super().read(name)
+
+    def stream(self, name: str) -> io.RawIOBase:
+        self.reach(name)
+        return super().stream(name)
+
+    def reach(self, name: str) -> None:
+        if name == self.away:
+            raise StorageUnavailable("s3://b/run cannot be reached: no route")
 
 
 def load_at_steps(root: Path) -> tuple[list[Loaded], str, Loaded, str]:
@@ -155,6 +191,13 @@ def test_no_loadable_checkpoint_is_an_error_not_a_start(tmp_path: Path) -> None:
     assert newest.startswith("step-00000020: rank ")
     assert before.startswith("step-00000010: rank ")
     assert first == second
+
+
+def test_no_older_checkpoint_is_taken_for_one_that_cannot_be_reached(tmp_path: Path) -> None:
+    away = "StorageUnavailable: s3://b/run cannot be reached: no route"
+    for of_marker, of_file in run(load_while_the_storage_is_away, 2, tmp_path):
+        assert of_marker == f"rank 0: {away}"
+        assert of_file == f"rank 1: {away}"
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
